@@ -5,7 +5,7 @@
 
 #![no_main]
 
-use image::tar::{Header, Input, Tar};
+use image::tar::{TarHeader, TarInput, TarReader};
 use libfuzzer_sys::fuzz_target;
 use peak_alloc::PeakAlloc;
 use std::io::{self, BufRead, BufReader, Read};
@@ -23,7 +23,7 @@ fuzz_target!(|input: &[u8]| {
     };
     MEMORY.reset_peak_usage();
     let before = MEMORY.current_usage();
-    let whole = read(Tar::new(bytes), bytes.len());
+    let whole = read(TarReader::new(bytes), bytes.len());
     let taken = MEMORY.peak_usage() - before;
     assert!(
         taken <= MOST_AT_FIRST + MOST_PER_BYTE * bytes.len(),
@@ -31,12 +31,12 @@ fuzz_target!(|input: &[u8]| {
         bytes.len()
     );
     let pieces = Pieces(BufReader::with_capacity(usize::from(*piece) + 1, bytes));
-    assert_eq!(read(Tar::new(pieces), bytes.len()), whole, "in pieces");
+    assert_eq!(read(TarReader::new(pieces), bytes.len()), whole, "in pieces");
 });
 
-type Unpacked = (Vec<(Header, Vec<u8>)>, Option<String>);
+type Found = (Vec<(TarHeader, Vec<u8>)>, Option<String>);
 
-fn read<R: Input>(mut tar: Tar<R>, most: usize) -> Unpacked {
+fn read<R: TarInput>(mut tar: TarReader<R>, most: usize) -> Found {
     let mut found = Vec::new();
     loop {
         match tar.next() {
@@ -54,7 +54,7 @@ fn read<R: Input>(mut tar: Tar<R>, most: usize) -> Unpacked {
     }
 }
 
-fn contents<R: Input>(tar: &mut Tar<R>) -> Result<Vec<u8>, String> {
+fn contents<R: TarInput>(tar: &mut TarReader<R>) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     loop {
         let there = tar.contents().map_err(|error| error.to_string())?;
@@ -86,4 +86,4 @@ impl BufRead for Pieces<'_> {
     }
 }
 
-impl Input for Pieces<'_> {}
+impl TarInput for Pieces<'_> {}

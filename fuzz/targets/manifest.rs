@@ -20,7 +20,7 @@ fuzz_target!(|input: &[u8]| {
             }
             Err(error) => Some(error),
         },
-        b's' => document::saved(bytes).err(),
+        b's' => document::docker_manifest(bytes).err(),
         _ => None,
     };
     if let Some(error) = refused {

@@ -326,7 +326,7 @@ fn a_database_that_is_broken_or_not_ours_lets_nothing_in() {
             stderr,
             str![[r#"
 airlock: error: cannot use the database `[WORLD]/state/airlock.db`: file is not a database
-airlock: hint: put a copy from a backup in its place, or move it away to begin with an empty one
+airlock: hint: restore it from a backup, or move it away to start with an empty one
 
 "#]],
         );

@@ -26,7 +26,7 @@ use std::{
     thread,
     time::Duration,
 };
-use store::audit::{Audit, Decision, Entry};
+use store::audit::{AuditEntry, AuditLog, Decision};
 
 /// So many are written at least, so that their time can be told from the clock's.
 const LINES: usize = 5000;
@@ -182,7 +182,7 @@ fn rewritten(folder: &Path, lines: &[String]) -> io::Result<Duration> {
         .map(|line| serde_json::from_str(line))
         .collect::<Result<_, _>>()?;
     let book = Book {
-        audit: Audit::open(folder)?,
+        audit: AuditLog::open(folder)?,
         ledger: Ledger::open(&folder.join("ledger"), "owner", Durability::default())?,
     };
     let times = LINES.div_ceil(lines.len().max(1));
@@ -192,7 +192,7 @@ fn rewritten(folder: &Path, lines: &[String]) -> io::Result<Duration> {
 }
 
 struct Book {
-    audit: Audit,
+    audit: AuditLog,
     ledger: Ledger,
 }
 
@@ -211,7 +211,7 @@ impl Book {
                     self.ledger.settle(of, &line.outcome())?;
                 }
                 "revoke" => self.ledger.record_revocation(&line.run, &line.session)?,
-                kind if kind.contains('.') => self.audit.note(&line.entry())?,
+                kind if kind.contains('.') => self.audit.append(&line.entry())?,
                 other => {
                     return Err(io::Error::other(format!(
                         "`{other}` is no kind of line that is known here"
@@ -255,9 +255,9 @@ struct AuditLine {
 }
 
 impl AuditLine {
-    fn entry(&self) -> Entry<'_> {
+    fn entry(&self) -> AuditEntry<'_> {
         let all = [Decision::Allowed, Decision::Refused, Decision::Happened];
-        Entry {
+        AuditEntry {
             what: &self.kind,
             decision: all
                 .into_iter()
@@ -330,7 +330,7 @@ mod tests {
         let folder = crate::peers::Folder::new("audit-lines").unwrap();
         let state = &folder.0;
         let open = || Book {
-            audit: Audit::open(state).unwrap(),
+            audit: AuditLog::open(state).unwrap(),
             ledger: Ledger::open(&state.join("ledger"), "owner", Durability::default()).unwrap(),
         };
         let (book, call) = (
@@ -343,14 +343,14 @@ mod tests {
             },
         );
         let before = Lengths::of(state).unwrap();
-        let entry = Entry {
+        let entry = AuditEntry {
             what: "run.end",
             run: "r",
             about: "succeeded exit=0",
-            ..Entry::default()
+            ..AuditEntry::default()
         };
         book.audit
-            .note(&Entry {
+            .append(&AuditEntry {
                 decision: Decision::Allowed,
                 ..entry
             })

@@ -20,7 +20,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     sync::Arc,
 };
-use store::{Lineage, New, Owner, Reading, StoreError};
+use store::{ArtifactError, ArtifactOwner, Lineage, NewArtifact, VersionReader};
 use tokio::runtime::Handle;
 
 /// The bytes that are passed to the store at a time.
@@ -30,7 +30,7 @@ const CHUNK_BYTES: usize = 256 << 10;
 pub(crate) struct ArtifactCollector {
     engine: Arc<Inner>,
     runtime: Handle,
-    owner: Owner,
+    owner: ArtifactOwner,
     lineage: Lineage,
 }
 
@@ -95,7 +95,7 @@ impl ArtifactCollector {
     ) -> Result<ArtifactRef, String> {
         let owner = self.owner.clone();
         let lineage = self.lineage.clone();
-        let new = New {
+        let new = NewArtifact {
             owner,
             name: found.name,
             content_type: None,
@@ -152,11 +152,14 @@ impl ArtifactCollector {
 }
 
 /// The owner of the artifacts.
-fn owner(spec: &RunSpec) -> Owner {
-    spec.owner.as_ref().map(Owner::key).unwrap_or_default()
+fn owner(spec: &RunSpec) -> ArtifactOwner {
+    spec.owner
+        .as_ref()
+        .map(ArtifactOwner::key)
+        .unwrap_or_default()
 }
 
-fn missing_artifact(error: &StoreError) -> ErrorInfo {
+fn missing_artifact(error: &ArtifactError) -> ErrorInfo {
     ErrorInfo {
         code: ErrorCode::InvalidSpec,
         message: describe(error),
@@ -180,7 +183,7 @@ pub(crate) async fn check_artifact_inputs(engine: &Inner, spec: &RunSpec) -> Res
 
 /// A blocking reader of a stored artifact. The end of a damaged artifact is an error.
 pub(crate) struct ArtifactReader {
-    reading: Reading,
+    reading: VersionReader,
     runtime: Handle,
     rest: Bytes,
 }
@@ -197,7 +200,7 @@ impl Read for ArtifactReader {
     }
 }
 
-fn describe(error: &StoreError) -> String {
+fn describe(error: &ArtifactError) -> String {
     match error.source() {
         Some(cause) => format!("{error}: {cause}"),
         None => error.to_string(),

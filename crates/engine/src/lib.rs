@@ -554,7 +554,10 @@ impl Engine {
 
     /// The bytes that an owner's artifacts take.
     pub async fn stored(&self, owner: &Id) -> std::io::Result<u64> {
-        self.inner.artifacts.held(&store::Owner::key(owner)).await
+        self.inner
+            .artifacts
+            .used_bytes(&store::ArtifactOwner::key(owner))
+            .await
     }
 
     /// The bytes that the layers of an owner's workspaces take. Reads the disk if there is any
@@ -574,7 +577,7 @@ impl Engine {
     }
 }
 
-fn artifact_store_error(error: store::StoreError) -> EngineError {
+fn artifact_store_error(error: store::ArtifactError) -> EngineError {
     let hint = "look at [artifacts] in the configuration, and at --state DIR".to_owned();
     let source =
         std::error::Error::source(&error).map(|cause| std::io::Error::other(cause.to_string()));

@@ -3,7 +3,7 @@
 //! allows.
 
 use crate::Inner;
-use image::{ImageError, Stored};
+use image::{ImageError, StoredImage};
 use sandbox::container::EngineImage;
 use spec::{
     Backend, Digest, ErrorCode, ErrorInfo, ImageConfig, ImageRef, ImageRule, ImageUse, InsidePath,
@@ -21,7 +21,7 @@ pub(crate) enum RootSource {
     /// The host's root or a folder: nothing has to be held.
     Local,
     /// A stored image, locked against removal.
-    Image(#[allow(dead_code, reason = "held")] Box<Stored>),
+    Image(#[allow(dead_code, reason = "held")] Box<StoredImage>),
     /// An image that a container engine has.
     Engine(Box<EngineImage>),
 }
@@ -97,10 +97,11 @@ pub(crate) fn check_image_store(state: &Path, spec: &RunSpec) -> Result<(), Erro
     }
 }
 
-async fn stored_image(engine: &Inner, name: &ImageRef) -> Result<Stored, ErrorInfo> {
+async fn stored_image(engine: &Inner, name: &ImageRef) -> Result<StoredImage, ErrorInfo> {
     let folder = engine.state.join("images");
     let name = name.clone();
-    let looked = tokio::task::spawn_blocking(move || image::Images::open(folder)?.get(&name)).await;
+    let looked =
+        tokio::task::spawn_blocking(move || image::ImageStore::open(folder)?.get(&name)).await;
     looked
         .map_err(|error| crate::provision::internal(error.to_string()))?
         .map_err(|error| ErrorInfo {

@@ -18,14 +18,14 @@ use std::{
     io::{self, BufReader, Seek, SeekFrom},
     path::{Path, PathBuf},
 };
-use store::Upkeep;
+use store::UpkeepLock;
 use store::{
     DatabaseError,
-    usage::{Attempt, Change, Ended, Progress, Usage},
+    usage::{ModelAttempt, SegmentProgress, SettledAttempt, UsageChange, UsageDatabase},
 };
 pub use store::{
-    served::DayUse,
-    usage::{By, Filter, Total},
+    server_database::TenantActivity,
+    usage::{GroupBy, UsageFilter, UsageTotal},
 };
 
 /// The folder of the ledger in a state folder.
@@ -67,7 +67,7 @@ impl UsageError {
 #[derive(Debug)]
 pub struct UsageProjection {
     folder: PathBuf,
-    usage: Usage,
+    usage: UsageDatabase,
 }
 
 impl UsageProjection {
@@ -75,7 +75,7 @@ impl UsageProjection {
     pub fn open(state: &Path) -> Result<UsageProjection, UsageError> {
         Ok(UsageProjection {
             folder: state.join(LEDGER),
-            usage: Usage::open(state)?,
+            usage: UsageDatabase::open(state)?,
         })
     }
 
@@ -86,7 +86,7 @@ impl UsageProjection {
             .map_err(|source| self.failed(source))?
             .problems;
         let known = self.usage.segments()?;
-        let going = self.usage.retiring()?;
+        let going = self.usage.retiring_segments()?;
         let there = ledger::segments(&self.folder).map_err(|source| self.failed(source))?;
         for name in known
             .keys()
@@ -115,7 +115,7 @@ impl UsageProjection {
         let mut problems = ledger::verify(&self.folder).map_err(|source| self.failed(source))?;
         // Before the files are read: other processes append to them meanwhile.
         let known = self.usage.segments()?;
-        let going = self.usage.retiring()?;
+        let going = self.usage.retiring_segments()?;
         let there = ledger::segments(&self.folder).map_err(|source| self.failed(source))?;
         for (name, progress) in known.into_iter().filter(|(name, _)| !going.contains(name)) {
             let files = there.get(&name).map(Vec::as_slice).unwrap_or_default();
@@ -131,7 +131,7 @@ impl UsageProjection {
         &self,
         name: &str,
         files: &[PathBuf],
-        progress: Progress,
+        progress: SegmentProgress,
     ) -> Result<Option<JournalProblem>, UsageError> {
         match files.get(progress.part as usize - 1) {
             None => self.missing_segment(name),
@@ -159,12 +159,12 @@ impl UsageProjection {
     /// none while a backup is being made.
     pub fn retire(&self, state: &Path, before_ms: u64, now_ms: u64) -> Result<u64, UsageError> {
         let failed = |source| self.failed(source);
-        let Some(_alone) = Upkeep::alone(state).map_err(failed)? else {
+        let Some(_alone) = UpkeepLock::try_exclusive(state).map_err(failed)? else {
             return Ok(0);
         };
-        for name in self.usage.retiring()? {
+        for name in self.usage.retiring_segments()? {
             ledger::remove_retired(&self.folder, &name).map_err(failed)?;
-            self.usage.retired(&name)?;
+            self.usage.finish_retirement(&name)?;
         }
         let mut gone = 0;
         for (name, end) in self.usage.segments()? {
@@ -187,9 +187,9 @@ impl UsageProjection {
             else {
                 continue;
             };
-            if self.usage.begin_to_retire(&name, end, now_ms)? {
+            if self.usage.begin_retirement(&name, end, now_ms)? {
                 old.remove().map_err(failed)?;
-                self.usage.retired(&name)?;
+                self.usage.finish_retirement(&name)?;
                 gone += 1;
             }
         }
@@ -198,14 +198,18 @@ impl UsageProjection {
 
     /// The sums, the most expensive first, days in their order. Whether a sum may still change is
     /// as of now.
-    pub fn totals(&self, by: By, filter: &Filter) -> Result<Vec<Total>, UsageError> {
+    pub fn totals(&self, by: GroupBy, filter: &UsageFilter) -> Result<Vec<UsageTotal>, UsageError> {
         Ok(self.usage.statement(by, filter, crate::now())?)
     }
 
     /// The problem of a segment that is known but missing, unless it was retired.
     fn missing_segment(&self, name: &str) -> Result<Option<JournalProblem>, UsageError> {
         // In this order: a segment that was retired meanwhile is not known any more.
-        let is_going = self.usage.retiring()?.iter().any(|going| going == name);
+        let is_going = self
+            .usage
+            .retiring_segments()?
+            .iter()
+            .any(|going| going == name);
         let known = !is_going && self.usage.segments()?.contains_key(name);
         Ok(known.then(|| missing_segment(self.folder.join(format!("{name}.jsonl")))))
     }
@@ -223,7 +227,7 @@ impl UsageProjection {
         &self,
         name: &str,
         files: &[PathBuf],
-        mut from: Option<Progress>,
+        mut from: Option<SegmentProgress>,
     ) -> Result<Option<JournalProblem>, DatabaseError> {
         loop {
             match self.copy_from(name, files, from)? {
@@ -241,9 +245,9 @@ impl UsageProjection {
         &self,
         name: &str,
         files: &[PathBuf],
-        mut from: Option<Progress>,
+        mut from: Option<SegmentProgress>,
     ) -> Result<CopyProgress, DatabaseError> {
-        let start = from.unwrap_or(Progress {
+        let start = from.unwrap_or(SegmentProgress {
             part: 1,
             offset: 0,
             n: 0,
@@ -263,7 +267,7 @@ impl UsageProjection {
             loop {
                 let (changes, end) = batch(&mut reader);
                 let at = reader.head();
-                let to = Progress {
+                let to = SegmentProgress {
                     part,
                     offset: at.offset,
                     n: at.n,
@@ -338,7 +342,7 @@ fn missing_segment(file: PathBuf) -> JournalProblem {
 }
 
 /// The problem of a segment whose lines differ from what was copied.
-fn compare(file: &Path, files: &[PathBuf], progress: Progress) -> Option<JournalProblem> {
+fn compare(file: &Path, files: &[PathBuf], progress: SegmentProgress) -> Option<JournalProblem> {
     let problem = |what: &str| {
         Some(JournalProblem {
             file: file.to_owned(),
@@ -378,7 +382,7 @@ enum BatchEnd {
 }
 
 /// Reads up to [`BATCH`] changes.
-fn batch(reader: &mut SegmentReader) -> (Vec<Change>, BatchEnd) {
+fn batch(reader: &mut SegmentReader) -> (Vec<UsageChange>, BatchEnd) {
     let mut changes = Vec::new();
     let end = loop {
         if changes.len() >= BATCH {
@@ -394,9 +398,9 @@ fn batch(reader: &mut SegmentReader) -> (Vec<Change>, BatchEnd) {
     (changes, end)
 }
 
-fn change(row: &LedgerRecord<'_>) -> Option<Change> {
+fn change(row: &LedgerRecord<'_>) -> Option<UsageChange> {
     match row.kind {
-        RecordKind::Reserve => Some(Change::Reserved(Attempt {
+        RecordKind::Reserve => Some(UsageChange::Reserved(ModelAttempt {
             n: row.n,
             at_ms: row.at,
             run: row.run.to_string(),
@@ -410,7 +414,7 @@ fn change(row: &LedgerRecord<'_>) -> Option<Change> {
             price_book: row.price_book.to_string(),
             reserved: row.money,
         })),
-        RecordKind::Settle => Some(Change::Settled(ended(row))),
+        RecordKind::Settle => Some(UsageChange::Settled(ended(row))),
         RecordKind::Open
         | RecordKind::Inject
         | RecordKind::Egress
@@ -419,9 +423,9 @@ fn change(row: &LedgerRecord<'_>) -> Option<Change> {
     }
 }
 
-fn ended(row: &LedgerRecord<'_>) -> Ended {
+fn ended(row: &LedgerRecord<'_>) -> SettledAttempt {
     let usage = &row.usage;
-    Ended {
+    SettledAttempt {
         n: row.of,
         source: match row.source {
             Some(UsageSource::Final) => "final",

@@ -74,7 +74,9 @@ fn reserve(ledger: &Ledger, run: &str) -> u64 {
 }
 
 fn total(books: &UsageProjection) -> (u64, u64, u64) {
-    let sums = books.totals(By::Model, &Filter::default()).unwrap();
+    let sums = books
+        .totals(GroupBy::Model, &UsageFilter::default())
+        .unwrap();
     sums.first()
         .map(|total| (total.calls, total.money, total.unsettled))
         .unwrap_or_default()
@@ -106,8 +108,8 @@ fn what_is_new_is_copied_once_and_what_is_lost_counts_in_full() {
         (vec![], (3, 137, 1)),
         "its owner died"
     );
-    let runs = books.totals(By::Run, &Filter::default()).unwrap();
-    let a = Total {
+    let runs = books.totals(GroupBy::Run, &UsageFilter::default()).unwrap();
+    let a = UsageTotal {
         key: "a".into(),
         calls: 2,
         input_tokens: 15,
@@ -121,7 +123,7 @@ fn what_is_new_is_copied_once_and_what_is_lost_counts_in_full() {
         // Was 1 once when other tests ran: probably a forked child that held the dead owner's lock
         // until its exec.
         open: runs[0].open,
-        ..Total::default()
+        ..UsageTotal::default()
     };
     assert!(
         runs[0].open <= 1,
@@ -142,7 +144,7 @@ fn whoever_is_overtaken_while_he_copies_goes_on_to_the_end() {
     let mut reader = open_at(&files[0], ChainHead::default()).unwrap();
     let (changes, _) = batch(&mut reader);
     let at = reader.head();
-    let to = Progress {
+    let to = SegmentProgress {
         part: 1,
         offset: at.offset,
         n: at.n,
@@ -196,7 +198,10 @@ fn of_a_ledger_that_is_set_aside_all_up_to_its_damage_counts() {
     );
     assert_eq!(total(&books), (2, 130, 1));
     assert_eq!(
-        books.totals(By::Model, &Filter::default()).unwrap()[0].open,
+        books
+            .totals(GroupBy::Model, &UsageFilter::default())
+            .unwrap()[0]
+            .open,
         0,
         "nobody will settle it"
     );
@@ -316,7 +321,7 @@ fn a_ledger_is_not_put_aside_while_somebody_copies_it() {
     let (books, file) = (folder.books(), folder.file(OWNER_SEGMENT));
     assert_eq!(books.refresh().unwrap(), []);
     fs::write(&file, cut(&fs::read(&file).unwrap())).unwrap();
-    let copying = store::Upkeep::shared(&folder.0).unwrap();
+    let copying = store::UpkeepLock::shared(&folder.0).unwrap();
     assert!(books.set_aside(1).is_err() && file.exists());
     drop(copying);
     assert!(books.set_aside(1).unwrap().place.is_some() && !file.exists());
@@ -331,11 +336,12 @@ fn an_old_ledger_goes_and_what_it_cost_stays() {
     // Nothing was copied yet.
     assert_eq!(books.retire(state, u64::MAX, now).unwrap(), 0);
     assert_eq!(books.refresh().unwrap(), []);
-    let all = |books: &UsageProjection| books.totals(By::Run, &Filter::default()).unwrap();
+    let all =
+        |books: &UsageProjection| books.totals(GroupBy::Run, &UsageFilter::default()).unwrap();
     let before = all(&books);
     // Not old enough; then while a backup is being made.
     assert_eq!(books.retire(state, 1000, now).unwrap(), 0);
-    let backup = store::Upkeep::shared(state).unwrap();
+    let backup = store::UpkeepLock::shared(state).unwrap();
     assert_eq!(books.retire(state, u64::MAX, now).unwrap(), 0);
     drop(backup);
     assert_eq!(books.retire(state, u64::MAX, now).unwrap(), 1);
@@ -363,13 +369,13 @@ fn a_ledger_that_was_being_taken_away_when_we_died_goes_the_next_time() {
     spend(state, "run-old", 2);
     let books = UsageProjection::open(state).unwrap();
     books.refresh().unwrap();
-    let before = books.totals(By::Run, &Filter::default()).unwrap();
+    let before = books.totals(GroupBy::Run, &UsageFilter::default()).unwrap();
     for files_are_gone in [false, true] {
         let end = books.usage.segments().unwrap()["run-old"];
         assert!(
             books
                 .usage
-                .begin_to_retire("run-old", end, now + u64::from(files_are_gone))
+                .begin_retirement("run-old", end, now + u64::from(files_are_gone))
                 .unwrap()
         );
         if files_are_gone {
@@ -382,7 +388,7 @@ fn a_ledger_that_was_being_taken_away_when_we_died_goes_the_next_time() {
         );
         assert_eq!(books.retire(state, 0, now).unwrap(), 0);
         assert!(
-            books.usage.retiring().unwrap().is_empty()
+            books.usage.retiring_segments().unwrap().is_empty()
                 && !state.join("ledger/run-old.jsonl").exists()
         );
         assert_eq!(
@@ -391,7 +397,7 @@ fn a_ledger_that_was_being_taken_away_when_we_died_goes_the_next_time() {
             "{files_are_gone}"
         );
         assert_eq!(
-            books.totals(By::Run, &Filter::default()).unwrap()[0].money,
+            books.totals(GroupBy::Run, &UsageFilter::default()).unwrap()[0].money,
             before[0].money * (1 + u64::from(files_are_gone))
         );
         spend(state, "run-old", 2);

@@ -27,7 +27,10 @@ use http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use serde::{Deserialize, Serialize};
 use spec::{Id, WorkspacePath};
 use std::{ffi::OsString, io, os::unix::ffi::OsStringExt, path::Path};
-use store::{Kept, Lineage, Listing, New, Owner, StoreError, Wanted};
+use store::{
+    ArtifactError, ArtifactListing, ArtifactOwner, ArtifactQuery, Lineage, NewArtifact,
+    StoredArtifact,
+};
 use utoipa::{IntoParams, OpenApi, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 
@@ -158,12 +161,12 @@ async fn list(
     };
     let run_id = query.run_id.as_deref();
     let after = query.after.as_deref();
-    let wanted = Wanted {
+    let wanted = ArtifactQuery {
         owner: owner.as_ref(),
         name: &matches,
         run_id,
         after,
-        most,
+        limit: most,
     };
     json_response::from_value(
         &gateway,
@@ -197,7 +200,7 @@ async fn put(
     }
     let owner = owner_of(&caller, query.owner.as_deref())?;
     let name = name_of(raw_name(&uri)?)?;
-    if owner != Owner::local() {
+    if owner != ArtifactOwner::local() {
         let needs = ResourceDemand {
             what: WorkKind::Artifact,
             llm: false,
@@ -207,7 +210,7 @@ async fn put(
         gateway.check_quota(owner.as_str(), needs).await?;
     }
     let expected = headers::expected_digest(&headers)?;
-    let new = New {
+    let new = NewArtifact {
         owner,
         name,
         content_type: headers::content_type(&headers)?,
@@ -270,11 +273,11 @@ async fn fetch(
         .open_version(&owner, &name, query.version)
         .await;
     let reading = opened.map_err(store_problem)?;
-    let etag = headers::etag(reading.kept());
+    let etag = headers::etag(reading.artifact());
     if headers::matches_etag(&headers, header::IF_NONE_MATCH, &etag) {
         return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response());
     }
-    let size_bytes = reading.kept().size_bytes;
+    let size_bytes = reading.artifact().size_bytes;
     let (status, reading) = match headers::requested_range(&headers, &etag) {
         None => (StatusCode::OK, reading),
         Some(part) => match reading.only(part) {
@@ -313,9 +316,9 @@ async fn versions(
     let listing = gateway
         .engine()
         .artifacts()
-        .list(Wanted {
+        .list(ArtifactQuery {
             name: &same,
-            ..Wanted::all(Some(&owner))
+            ..ArtifactQuery::all(Some(&owner))
         })
         .await;
     if listing.kept.is_empty() && listing.problems.is_empty() {
@@ -371,21 +374,21 @@ fn name_of(raw: &str) -> Answer<WorkspacePath> {
 }
 
 /// Resolves the owner of an artifact; another tenant's artifacts are answered as not found.
-fn owner_of(caller: &Caller, requested: Option<&str>) -> Answer<Owner> {
+fn owner_of(caller: &Caller, requested: Option<&str>) -> Answer<ArtifactOwner> {
     let name = requested.unwrap_or(&caller.tenant);
     if !caller.sees(name) {
         return Err(Problem::not_found("artifact"));
     }
-    let local = Owner::local();
+    let local = ArtifactOwner::local();
     match Id::new(name) {
         // `local` is used only when it is named: no key has this id.
-        Ok(id) if id.as_str() != local.as_str() => Ok(Owner::key(&id)),
+        Ok(id) if id.as_str() != local.as_str() => Ok(ArtifactOwner::key(&id)),
         Ok(_) if caller.is_admin() && requested.is_some() => Ok(local),
         _ => Err(Problem::not_found("artifact")),
     }
 }
 
-fn artifact(kept: Kept) -> Artifact {
+fn artifact(kept: StoredArtifact) -> Artifact {
     let Lineage {
         run_id,
         session_id,
@@ -407,7 +410,7 @@ fn artifact(kept: Kept) -> Artifact {
     }
 }
 
-fn page(listing: Listing) -> Artifacts {
+fn page(listing: ArtifactListing) -> Artifacts {
     let artifacts = listing.kept.into_iter().map(artifact).collect();
     Artifacts {
         artifacts,
@@ -417,11 +420,11 @@ fn page(listing: Listing) -> Artifacts {
 }
 
 /// Converts a store error; its I/O causes go to the log because they contain paths of this machine.
-fn store_problem(error: StoreError) -> Problem {
+fn store_problem(error: ArtifactError) -> Problem {
     let title = error.to_string();
     match error {
-        StoreError::Missing { .. } => Problem::not_found("artifact"),
-        StoreError::TooLarge { .. } => {
+        ArtifactError::Missing { .. } => Problem::not_found("artifact"),
+        ArtifactError::TooLarge { .. } => {
             let hint = "send less, or ask the operator for a higher `max_bytes`";
             Problem::new(
                 StatusCode::PAYLOAD_TOO_LARGE,
@@ -430,7 +433,7 @@ fn store_problem(error: StoreError) -> Problem {
                 Some(hint.to_owned()),
             )
         }
-        StoreError::Quota { .. } => {
+        ArtifactError::Quota { .. } => {
             let hint = "remove what is not needed, or ask the operator for more";
             Problem::new(
                 StatusCode::INSUFFICIENT_STORAGE,
@@ -439,26 +442,26 @@ fn store_problem(error: StoreError) -> Problem {
                 Some(hint.to_owned()),
             )
         }
-        StoreError::Mismatch { .. } => Problem::invalid(title, "send it again"),
-        StoreError::ContentType { .. } => Problem::invalid(title, "such as text/plain"),
-        StoreError::Name { .. } => Problem::invalid(title, "choose another name"),
-        StoreError::Range { .. } => Problem::new(
+        ArtifactError::Mismatch { .. } => Problem::invalid(title, "send it again"),
+        ArtifactError::ContentType { .. } => Problem::invalid(title, "such as text/plain"),
+        ArtifactError::Name { .. } => Problem::invalid(title, "choose another name"),
+        ArtifactError::Range { .. } => Problem::new(
             StatusCode::RANGE_NOT_SATISFIABLE,
             "invalid_spec",
             title,
             Some("ask for less".to_owned()),
         ),
-        StoreError::Damaged { .. } => Problem::new(
+        ArtifactError::Damaged { .. } => Problem::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             "damaged",
             title,
             Some("make it anew".to_owned()),
         ),
-        StoreError::Keep { source, .. } if is_disk_full(&source) => Problem::disk_full(),
-        StoreError::Folder { source, .. }
-        | StoreError::Bucket { source, .. }
-        | StoreError::Keep { source, .. }
-        | StoreError::Access { source, .. } => {
+        ArtifactError::Write { source, .. } if is_disk_full(&source) => Problem::disk_full(),
+        ArtifactError::Folder { source, .. }
+        | ArtifactError::Bucket { source, .. }
+        | ArtifactError::Write { source, .. }
+        | ArtifactError::Access { source, .. } => {
             crate::log_warning(format_args!("airlock: {title}: {source}"));
             let hint = "try again; the operator's log has the cause";
             Problem::new(

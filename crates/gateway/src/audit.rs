@@ -28,7 +28,7 @@ use std::{
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
-use store::audit::{Asked, Decision, Entry, Page, Row, WrongPlace};
+use store::audit::{AuditEntry, AuditFilter, AuditPage, AuditRow, BadCursor, Decision};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -268,13 +268,13 @@ impl RequestAudit {
         }
     }
 
-    fn entry<'a>(&'a self, caller: Option<&'a Caller>) -> Entry<'a> {
-        Entry {
+    fn entry<'a>(&'a self, caller: Option<&'a Caller>) -> AuditEntry<'a> {
+        AuditEntry {
             tenant: caller.map_or("", |caller| &caller.tenant),
             key: caller.map_or("", |caller| &caller.key),
             run: &self.run,
             about: &self.about,
-            ..Entry::default()
+            ..AuditEntry::default()
         }
     }
 
@@ -295,7 +295,7 @@ impl RequestAudit {
             UNNAMED_ACTION => {}
             _ => check_exists(gateway, caller, route, path).await?,
         }
-        let entry = Entry {
+        let entry = AuditEntry {
             what,
             decision: Decision::Allowed,
             ..self.entry(Some(caller))
@@ -365,13 +365,13 @@ impl RequestAudit {
             (_, Some("session.end")) => "sandbox.end",
             (_, what) => what.unwrap_or(UNNAMED_ACTION),
         };
-        let entry = Entry {
+        let entry = AuditEntry {
             what,
             rule: &refused.rule,
             about: &about,
             ..self.entry(caller)
         };
-        gateway.audit_event(&Entry {
+        gateway.audit_event(&AuditEntry {
             decision: Decision::Refused,
             ..entry
         });
@@ -440,13 +440,13 @@ pub(crate) struct RunRef<'a> {
 }
 
 impl RunRef<'_> {
-    fn entry(&self) -> Entry<'_> {
-        Entry {
+    fn entry(&self) -> AuditEntry<'_> {
+        AuditEntry {
             tenant: self.tenant,
             run: self.run,
             task: self.task,
             job: self.job,
-            ..Entry::default()
+            ..AuditEntry::default()
         }
     }
 }
@@ -459,7 +459,7 @@ impl Gateway {
         key: &str,
         about: &str,
     ) -> Answer<()> {
-        let entry = Entry {
+        let entry = AuditEntry {
             what: "run.accept",
             decision: Decision::Allowed,
             key,
@@ -471,7 +471,7 @@ impl Gateway {
 
     /// Writes that an accepted run was refused before it started.
     pub(crate) fn audit_run_not_started(&self, run: &RunRef<'_>, rule: &str) {
-        self.audit_event(&Entry {
+        self.audit_event(&AuditEntry {
             what: "run.start",
             decision: Decision::Refused,
             rule,
@@ -501,7 +501,7 @@ impl Gateway {
             return false;
         }
         let about = format!("{} {}", denial.what, denial.target);
-        self.audit_event(&Entry {
+        self.audit_event(&AuditEntry {
             what: "run.deny",
             decision: Decision::Refused,
             rule: &denial.rule,
@@ -517,7 +517,7 @@ impl Gateway {
             RunEvent::Started { barriers } => {
                 let names: Vec<_> = barriers.iter().map(|barrier| barrier.name()).collect();
                 let about = format!("barriers={}", names.join(","));
-                self.audit_event(&Entry {
+                self.audit_event(&AuditEntry {
                     what: "run.start",
                     about: &about,
                     ..run.entry()
@@ -539,7 +539,7 @@ impl Gateway {
                 .as_ref()
                 .and_then(|name| name.as_str())
                 .unwrap_or("limit");
-            self.audit_event(&Entry {
+            self.audit_event(&AuditEntry {
                 what: "run.limit",
                 rule: name,
                 ..run.entry()
@@ -571,7 +571,7 @@ impl Gateway {
             .as_ref()
             .and_then(|code| code.as_str())
             .unwrap_or_default();
-        self.audit_event(&Entry {
+        self.audit_event(&AuditEntry {
             what: "run.end",
             rule,
             about: &about,
@@ -638,8 +638,8 @@ struct AuditLine {
 }
 
 impl AuditLine {
-    fn of(row: Row, caller: &Caller) -> AuditLine {
-        let Row {
+    fn of(row: AuditRow, caller: &Caller) -> AuditLine {
+        let AuditRow {
             n,
             at_ms,
             what,
@@ -671,7 +671,7 @@ impl AuditLine {
     }
 }
 
-fn audit_lines(rows: impl Iterator<Item = Row>, caller: &Caller) -> Vec<AuditLine> {
+fn audit_lines(rows: impl Iterator<Item = AuditRow>, caller: &Caller) -> Vec<AuditLine> {
     rows.map(|row| AuditLine::of(row, caller)).collect()
 }
 
@@ -742,7 +742,7 @@ async fn audit(
             "give milliseconds since 1970",
         ));
     }
-    let page_query = Asked {
+    let page_query = AuditFilter {
         run: query.run,
         tenant: query
             .tenant
@@ -757,7 +757,7 @@ async fn audit(
         )?,
         limit,
     };
-    let Page { rows, before } = read(&gateway, &caller, page_query).await?;
+    let AuditPage { rows, before } = read(&gateway, &caller, page_query).await?;
     let before = before
         .map(|place| {
             gateway
@@ -785,15 +785,15 @@ async fn record(
     InPath(id): InPath<String>,
 ) -> Answer<Response> {
     let row = crate::runs::row(&gateway, &caller, &id).await?;
-    let page_query = Asked {
+    let page_query = AuditFilter {
         run: Some(row.id.clone()),
         // Entries of other tenants that used this run's id are not shown to its owner.
         tenant: Some(row.owner),
         since_ms: Some(row.accepted_ms.saturating_sub(1000)),
         limit: MAX_LISTED,
-        ..Asked::default()
+        ..AuditFilter::default()
     };
-    let Page { rows, before } = read(&gateway, &caller, page_query).await?;
+    let AuditPage { rows, before } = read(&gateway, &caller, page_query).await?;
     let lines = audit_lines(rows.into_iter().rev(), &caller);
     json_response::from_value(
         &gateway,
@@ -807,14 +807,11 @@ async fn record(
 }
 
 /// Reads a page on a blocking thread, within the caller's fair share.
-async fn read(gateway: &Gateway, caller: &Caller, page_query: Asked) -> Answer<Page> {
+async fn read(gateway: &Gateway, caller: &Caller, page_query: AuditFilter) -> Answer<AuditPage> {
     let state = gateway.state().to_owned();
     let read = move || {
-        store::audit::page(&state, &page_query).map_err(|error| {
-            if error
-                .get_ref()
-                .is_some_and(|cause| cause.is::<WrongPlace>())
-            {
+        store::audit::read_page(&state, &page_query).map_err(|error| {
+            if error.get_ref().is_some_and(|cause| cause.is::<BadCursor>()) {
                 return Problem::invalid(
                     "`before` is no cursor",
                     "give what an answer before said",

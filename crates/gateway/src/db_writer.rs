@@ -10,7 +10,7 @@ use std::{
 };
 use store::{
     DatabaseError,
-    served::{Served, Writing},
+    server_database::{ServerDatabase, WriteTransaction},
 };
 use tokio::sync::oneshot;
 
@@ -28,7 +28,8 @@ pub(crate) enum Durability {
 }
 
 type CommitCallback = Box<dyn FnOnce() + Send>;
-type WriteFn = Box<dyn FnOnce(&Writing<'_>) -> Result<CommitCallback, DatabaseError> + Send>;
+type WriteFn =
+    Box<dyn FnOnce(&WriteTransaction<'_>) -> Result<CommitCallback, DatabaseError> + Send>;
 
 /// A queued write, and how to report that it was refused.
 struct WriteRequest {
@@ -70,7 +71,7 @@ impl Drop for DatabaseWriter {
 impl DatabaseWriter {
     /// Starts the thread; it ends when the writer is dropped.
     pub(crate) fn start(
-        database: Arc<Served>,
+        database: Arc<ServerDatabase>,
         durability: Durability,
     ) -> io::Result<DatabaseWriter> {
         let (sender, requests) = mpsc::sync_channel(MAX_QUEUED);
@@ -90,7 +91,7 @@ impl DatabaseWriter {
     /// Runs `work` in a transaction and returns its result after the commit.
     pub(crate) async fn write<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Writing<'_>) -> Result<T, DatabaseError> + Send + 'static,
+        work: impl FnOnce(&WriteTransaction<'_>) -> Result<T, DatabaseError> + Send + 'static,
     ) -> Answer<T> {
         let (sender, answer) = oneshot::channel();
         let waiting = Arc::new(Mutex::new(Some(sender)));
@@ -113,19 +114,23 @@ impl DatabaseWriter {
     }
 }
 
-fn write(database: &Served, durability: Durability, requests: &mpsc::Receiver<WriteRequest>) {
+fn write(
+    database: &ServerDatabase,
+    durability: Durability,
+    requests: &mpsc::Receiver<WriteRequest>,
+) {
     while let Ok(first) = requests.recv() {
         let all = std::iter::once(first).chain(requests.try_iter().take(MAX_BATCH - 1));
         let (works, refusals): (Vec<_>, Vec<_>) = all.map(|job| (job.work, job.refuse)).unzip();
-        let all = |transaction: &Writing<'_>| {
+        let all = |transaction: &WriteTransaction<'_>| {
             works
                 .into_iter()
                 .map(|work| work(transaction))
                 .collect::<Result<Vec<_>, _>>()
         };
         let written = match durability {
-            Durability::ProcessCrash => database.together(all),
-            Durability::PowerLoss => database.together_durably(all),
+            Durability::ProcessCrash => database.transact(all),
+            Durability::PowerLoss => database.transact_durably(all),
         };
         match written {
             Ok(replies) => replies.into_iter().for_each(|reply| reply()),

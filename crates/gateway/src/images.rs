@@ -9,7 +9,7 @@ use axum::{
 };
 use http::{HeaderMap, StatusCode, header::CONTENT_LENGTH};
 use http_body_util::BodyExt;
-use image::{ImageError, Images, Limits, Listed, Source};
+use image::{ImageError, ImageLimits, ImageSource, ImageStore, ImageSummary};
 use serde::{Deserialize, Serialize};
 use spec::{ErrorCode, ErrorInfo, ImageRef};
 use std::{error::Error, fs::File};
@@ -158,7 +158,12 @@ async fn load_image(
     let (into, archive) = pipe::pipe().map_err(broken)?;
     let archive = File::from(archive.into_blocking_fd().map_err(broken)?);
     let load = run_blocking(&gateway, move |images| {
-        images.load(Source::File(archive), name, &Limits::default(), &mut |_| {})
+        images.load(
+            ImageSource::File(archive),
+            name,
+            &ImageLimits::default(),
+            &mut |_| {},
+        )
     });
     let (loaded, passed) = tokio::join!(load, forward_body(body, into, MAX_ARCHIVE_BYTES));
     // When the loader refuses the archive it stops reading, and its error is the better answer,
@@ -269,16 +274,16 @@ fn too_large() -> Problem {
 
 async fn run_blocking<T: Send + 'static>(
     gateway: &Gateway,
-    work: impl FnOnce(&Images) -> Result<T, ImageError> + Send + 'static,
+    work: impl FnOnce(&ImageStore) -> Result<T, ImageError> + Send + 'static,
 ) -> Answer<T> {
     let folder = gateway.engine().images_folder();
-    let work = move || Images::open(folder).and_then(|images| work(&images));
+    let work = move || ImageStore::open(folder).and_then(|images| work(&images));
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|error| internal(error.to_string()))?
         .map_err(image_problem)
 }
 
-fn listed(listed: Listed) -> ListedImage {
+fn listed(listed: ImageSummary) -> ListedImage {
     ListedImage {
         name: listed.name.familiar(),
         digest: listed.digest.to_string(),

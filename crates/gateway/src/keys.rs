@@ -21,8 +21,8 @@ use std::{
 };
 use store::{
     DatabaseError,
-    audit::Entry,
-    served::{KeyRow, Served},
+    audit::AuditEntry,
+    server_database::{KeyRow, ServerDatabase},
 };
 use subtle::ConstantTimeEq;
 use utoipa::ToSchema;
@@ -41,7 +41,7 @@ const MAX_KEYS: usize = 10_000;
 /// The API keys of a state folder.
 #[derive(Clone, Debug)]
 pub struct ApiKeys {
-    database: Arc<Served>,
+    database: Arc<ServerDatabase>,
     active_keys: Arc<ActiveKeys>,
     /// Revocations that could not be written yet, with their time.
     pending_revocations: Arc<Mutex<HashMap<String, u64>>>,
@@ -155,10 +155,10 @@ fn random_hex<const BYTES: usize>() -> Result<Zeroizing<String>, ApiKeyError> {
 impl ApiKeys {
     /// Opens the keys of a state folder.
     pub fn open(state: &Path) -> Result<ApiKeys, DatabaseError> {
-        Ok(ApiKeys::of(Arc::new(Served::open(state)?)))
+        Ok(ApiKeys::of(Arc::new(ServerDatabase::open(state)?)))
     }
 
-    pub(crate) fn of(database: Arc<Served>) -> ApiKeys {
+    pub(crate) fn of(database: Arc<ServerDatabase>) -> ApiKeys {
         ApiKeys {
             database,
             active_keys: Arc::default(),
@@ -207,7 +207,7 @@ impl ApiKeys {
         if tenant.is_some_and(|tenant| spec::Id::new(tenant).is_err()) {
             return Err(ApiKeyError::Wrong("this is no name for a tenant"));
         }
-        if tenant == Some(store::Owner::local().as_str()) {
+        if tenant == Some(store::ArtifactOwner::local().as_str()) {
             return Err(ApiKeyError::Wrong(
                 "`local` is whoever is at the machine itself, and no name for a tenant",
             ));
@@ -422,12 +422,12 @@ async fn create(
         .map_err(|_| crate::db_writer::busy())??;
     let scopes: Vec<_> = key.scopes.iter().map(|scope| scope.name()).collect();
     let about = format!("key={} scopes={}", key.id, scopes.join(","));
-    let line = Entry {
+    let line = AuditEntry {
         what: "key.made",
         tenant: &key.tenant,
         key: &caller.key,
         about: &about,
-        ..Entry::default()
+        ..AuditEntry::default()
     };
     gateway.audit_event(&line);
     Ok((

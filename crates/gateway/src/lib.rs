@@ -61,8 +61,8 @@ use std::{
 };
 use store::{
     DatabaseError,
-    audit::{Audit, AuditSettings, Entry},
-    served::Served,
+    audit::{AuditEntry, AuditLog, AuditSettings},
+    server_database::ServerDatabase,
 };
 use tokio::sync::watch;
 use utoipa_axum::router::OpenApiRouter;
@@ -168,13 +168,13 @@ struct Inner {
     /// Set at shutdown: no new work is accepted. Work is registered while the read lock is held, so
     /// that the shutdown, which takes the write lock, sees all of it.
     closing: RwLock<bool>,
-    audit: Audit,
+    audit: AuditLog,
     cursors: cursor::CursorSealer,
     daily_usage: tenants::DailyUsage,
     refusals: audit::RefusalLimiter,
     reserve: DiskReserve,
     cpu_work_locks: tenants::TenantLocks,
-    database: Arc<Served>,
+    database: Arc<ServerDatabase>,
     writer: db_writer::DatabaseWriter,
     durable_writer: db_writer::DatabaseWriter,
     keys: ApiKeys,
@@ -220,7 +220,7 @@ impl Gateway {
         } = settings;
         let webhooks = jobs::webhook::Webhooks::new(webhooks, &engine);
         let audit = open_audit(&state, audit)?;
-        let database = Arc::new(Served::open(&state)?);
+        let database = Arc::new(ServerDatabase::open(&state)?);
         let writer = start_writer(&database, &state, db_writer::Durability::ProcessCrash)?;
         let durable_writer = start_writer(&database, &state, db_writer::Durability::PowerLoss)?;
         // One body of maximum size must fit, although a tenant gets at most half.
@@ -230,7 +230,7 @@ impl Gateway {
             MAX_BODY_BYTES_PER_TENANT.max(bounds.body),
         );
         let request_slots = request_slots::RequestSlots::new(bounds.connections);
-        let cursors = cursor::CursorSealer::new().map_err(|_| DatabaseError::Place {
+        let cursors = cursor::CursorSealer::new().map_err(|_| DatabaseError::Unusable {
             path: state.clone(),
             why: "the kernel gave no random numbers".to_owned(),
         })?;
@@ -301,15 +301,15 @@ impl Gateway {
             env!("CARGO_PKG_VERSION"),
             std::process::id()
         );
-        let start = Entry {
+        let start = AuditEntry {
             what: "server.start",
             about: &about,
-            ..Entry::default()
+            ..AuditEntry::default()
         };
         self.0
             .audit
-            .note(&start)
-            .map_err(|error| DatabaseError::Place {
+            .append(&start)
+            .map_err(|error| DatabaseError::Unusable {
                 path: self.state().to_owned(),
                 why: format!("the audit cannot be written: {error}"),
             })?;
@@ -381,14 +381,14 @@ impl Gateway {
         let recorded = self.record_end(left).await;
         let gateway = self.clone();
         // If this fails, the previous audit mark stays the last one.
-        _ = tokio::task::spawn_blocking(move || gateway.0.audit.mark()).await;
+        _ = tokio::task::spawn_blocking(move || gateway.0.audit.checkpoint()).await;
         recorded
     }
 
     /// Records a restore of the state at the first start after it, and the jobs that it ended.
     fn audit_restore(&self) -> Result<(), DatabaseError> {
-        let path = self.state().join(store::copy::RESTORED);
-        let failed = |why: std::io::Error| DatabaseError::Place {
+        let path = self.state().join(store::backup::RESTORED_MARKER);
+        let failed = |why: std::io::Error| DatabaseError::Unusable {
             path: path.clone(),
             why: why.to_string(),
         };
@@ -399,26 +399,26 @@ impl Gateway {
         let mut lines = about.lines();
         let about: String = lines.next().unwrap_or_default().chars().take(200).collect();
         if let Some(ended) = lines.next().and_then(|ended| ended.parse().ok()) {
-            store::copy::each_held(self.state(), ended, |tenant, job| {
-                let end = Entry {
+            store::backup::for_each_cancelled_job(self.state(), ended, |tenant, job| {
+                let end = AuditEntry {
                     what: "job.end",
                     rule: RESTORED,
                     about: "lost",
-                    ..Entry::default()
+                    ..AuditEntry::default()
                 };
-                self.audit_event(&Entry { tenant, job, ..end });
+                self.audit_event(&AuditEntry { tenant, job, ..end });
             })?;
         }
         // This synchronous entry also flushes the queued ones before it. A crash before the file is
         // removed writes all of them twice.
-        let entry = Entry {
+        let entry = AuditEntry {
             what: RESTORED,
             about: &about,
-            ..Entry::default()
+            ..AuditEntry::default()
         };
         self.0
             .audit
-            .note(&entry)
+            .append(&entry)
             .and_then(|()| std::fs::remove_file(&path))
             .map_err(failed)
     }
@@ -431,11 +431,11 @@ impl Gateway {
             .to_string_lossy()
             .into_owned();
         let version = env!("CARGO_PKG_VERSION");
-        let boot = self
-            .database()
-            .boot(version, &kernel, std::process::id(), engine::now().0)?;
+        let boot =
+            self.database()
+                .record_start(version, &kernel, std::process::id(), engine::now().0)?;
         _ = self.0.boot.set(boot);
-        let before = self.database().ended_before(boot)?;
+        let before = self.database().previous_outcome(boot)?;
         let before = before.map_or(String::new(), |outcome| {
             format!(", the one before ended: {outcome}")
         });
@@ -476,7 +476,7 @@ impl Gateway {
         let ended = move || {
             gateway
                 .database()
-                .shut_down(boot, &outcome, engine::now().0)
+                .record_shutdown(boot, &outcome, engine::now().0)
         };
         let ended = tokio::task::spawn_blocking(ended).await;
         if let Ok(Err(error)) = &ended {
@@ -493,7 +493,10 @@ impl Gateway {
     pub fn record_start_failure(&self, why: &str) {
         let boot = self.0.boot.get().copied().unwrap_or_default();
         let outcome = format!("not started: {why}");
-        if let Err(error) = self.database().shut_down(boot, &outcome, engine::now().0) {
+        if let Err(error) = self
+            .database()
+            .record_shutdown(boot, &outcome, engine::now().0)
+        {
             log_warning(format_args!(
                 "the end of this server cannot be written down: {error}"
             ));
@@ -583,10 +586,10 @@ impl Gateway {
             format!("left: {shown}")
         };
         // The failure is already logged; the shutdown continues.
-        _ = self.write_audit(&Entry {
+        _ = self.write_audit(&AuditEntry {
             what: "server.stop",
             about: &about,
-            ..Entry::default()
+            ..AuditEntry::default()
         });
     }
 
@@ -811,8 +814,8 @@ impl Gateway {
     }
 
     /// Writes an audit entry about a decision. If it fails, the action must not be done.
-    pub(crate) fn write_audit(&self, entry: &Entry<'_>) -> problem::Answer<()> {
-        self.0.audit.note(entry).map_err(|error| {
+    pub(crate) fn write_audit(&self, entry: &AuditEntry<'_>) -> problem::Answer<()> {
+        self.0.audit.append(entry).map_err(|error| {
             log_warning(format_args!(
                 "airlock: the audit cannot be written: {error}"
             ));
@@ -825,12 +828,12 @@ impl Gateway {
 
     /// The same on a blocking thread if the audit log is synced to disk, so that the event loop
     /// does not wait.
-    pub(crate) async fn write_audit_async(&self, entry: &Entry<'_>) -> problem::Answer<()> {
-        if !self.0.audit.waits() {
+    pub(crate) async fn write_audit_async(&self, entry: &AuditEntry<'_>) -> problem::Answer<()> {
+        if !self.0.audit.waits_for_disk() {
             return self.write_audit(entry);
         }
         let gateway = self.clone();
-        let note = store::audit::Note::from(entry);
+        let note = store::audit::OwnedAuditEntry::from(entry);
         let noted = tokio::task::spawn_blocking(move || gateway.write_audit(&note.entry()));
         noted.await.map_err(|_| db_writer::busy())?
     }
@@ -848,13 +851,13 @@ impl Gateway {
     }
 
     /// Writes an audit entry about an event; queues it if it cannot be written now.
-    pub(crate) fn audit_event(&self, entry: &Entry<'_>) {
-        self.0.audit.note_happened(entry);
+    pub(crate) fn audit_event(&self, entry: &AuditEntry<'_>) {
+        self.0.audit.append_event(entry);
     }
 
     /// Why the audit log cannot be written, if so.
     pub(crate) fn audit_trouble(&self) -> Option<String> {
-        self.0.audit.trouble()
+        self.0.audit.write_error()
     }
 
     pub(crate) fn reserve(&self) -> &DiskReserve {
@@ -882,7 +885,7 @@ impl Gateway {
         self.0.quiet
     }
 
-    pub(crate) fn database(&self) -> &Served {
+    pub(crate) fn database(&self) -> &ServerDatabase {
         &self.0.database
     }
 
@@ -902,7 +905,7 @@ impl Gateway {
     /// Queries the database on a blocking thread.
     pub(crate) async fn query_database<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Served) -> Result<T, DatabaseError> + Send + 'static,
+        work: impl FnOnce(&ServerDatabase) -> Result<T, DatabaseError> + Send + 'static,
     ) -> problem::Answer<T> {
         let gateway = self.clone();
         let done = tokio::task::spawn_blocking(move || work(gateway.database())).await;
@@ -947,8 +950,8 @@ impl Gateway {
 }
 
 /// Opens the audit log; without it nothing may be done.
-fn open_audit(state: &Path, settings: AuditSettings) -> Result<Audit, DatabaseError> {
-    Audit::open_with(state, settings).map_err(|error| DatabaseError::Place {
+fn open_audit(state: &Path, settings: AuditSettings) -> Result<AuditLog, DatabaseError> {
+    AuditLog::open_with(state, settings).map_err(|error| DatabaseError::Unusable {
         path: state.to_owned(),
         why: format!(
             "the audit cannot be gone on with: {error} (`airlock audit verify` shows what is wrong with it, and \
@@ -959,12 +962,12 @@ fn open_audit(state: &Path, settings: AuditSettings) -> Result<Audit, DatabaseEr
 
 /// Starts the database writer of this durability.
 fn start_writer(
-    database: &Arc<Served>,
+    database: &Arc<ServerDatabase>,
     state: &Path,
     durability: db_writer::Durability,
 ) -> Result<db_writer::DatabaseWriter, DatabaseError> {
     db_writer::DatabaseWriter::start(database.clone(), durability).map_err(|error| {
-        DatabaseError::Place {
+        DatabaseError::Unusable {
             path: state.to_owned(),
             why: format!("no thread for it: {error}"),
         }

@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use spec::{RunSpec, Status, Timestamp};
 use std::{sync::Arc, time::Duration};
-use store::served::{RunFilter, RunRow};
+use store::server_database::{RunFilter, RunRow};
 use tokio::io::AsyncWriteExt;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -474,7 +474,7 @@ async fn list(
         ));
     }
     let limit = query.limit.unwrap_or(DEFAULT_LISTED);
-    if !(1..=store::served::MOST_LISTED).contains(&limit) {
+    if !(1..=store::server_database::MAX_PAGE_ROWS).contains(&limit) {
         return Err(Problem::invalid("`limit` is out of range", "give 1 to 200"));
     }
     let filter = RunFilter {

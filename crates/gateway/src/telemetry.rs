@@ -11,7 +11,7 @@ use std::{
     },
     time::Duration,
 };
-use store::telemetry::{Kept, LogRow};
+use store::telemetry::{LogRow, TelemetryRetention};
 use tokio::sync::Notify;
 
 /// Source name of the server's own log lines.
@@ -298,7 +298,7 @@ impl Gateway {
             }
             let count = batch.len() as u64;
             let bytes = batch.iter().map(Record::stored).sum();
-            let work = move |transaction: &store::served::Writing<'_>| {
+            let work = move |transaction: &store::server_database::WriteTransaction<'_>| {
                 // A record that fails does not fail its batch.
                 let write = |record: &Record| match record {
                     Record::Started { id, at } => transaction.start_container(id, at.0),
@@ -343,7 +343,7 @@ impl Gateway {
         let gateway = self.clone();
         let pruned = tokio::task::spawn_blocking(move || {
             let now = engine::now().0;
-            let kept = Kept {
+            let kept = TelemetryRetention {
                 logs_since_ms: now.saturating_sub(7 * DAY_MS),
                 containers_since_ms: now.saturating_sub(30 * DAY_MS),
                 log_bytes: MAX_LOG_BYTES,

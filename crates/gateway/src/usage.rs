@@ -7,7 +7,9 @@ use axum::{
     extract::{Query, State, rejection::QueryRejection},
     response::{IntoResponse, Response},
 };
-use engine::usage::{self as projection, By, Filter, Total, UsageError, UsageProjection};
+use engine::usage::{
+    self as projection, GroupBy, UsageError, UsageFilter, UsageProjection, UsageTotal,
+};
 use http::{HeaderMap, StatusCode, header};
 use serde::{Deserialize, Serialize};
 use spec::{Day, Money, Period, Timestamp};
@@ -98,20 +100,20 @@ struct UsageTotals {
 }
 
 impl Column {
-    fn by(self) -> By {
+    fn by(self) -> GroupBy {
         match self {
-            Column::Run => By::Run,
-            Column::Session => By::Session,
-            Column::Tenant => By::Tenant,
-            Column::Model => By::Model,
-            Column::Provider => By::Provider,
-            Column::Day => By::Day,
+            Column::Run => GroupBy::Run,
+            Column::Session => GroupBy::Session,
+            Column::Tenant => GroupBy::Tenant,
+            Column::Model => GroupBy::Model,
+            Column::Provider => GroupBy::Provider,
+            Column::Day => GroupBy::Day,
         }
     }
 }
 
-impl From<Total> for UsageRow {
-    fn from(total: Total) -> UsageRow {
+impl From<UsageTotal> for UsageRow {
+    fn from(total: UsageTotal) -> UsageRow {
         UsageRow {
             key: total.key,
             calls: total.calls,
@@ -132,7 +134,7 @@ impl From<Total> for UsageRow {
 }
 
 impl UsageQuery {
-    fn filter(&self, caller: &Caller) -> Answer<Filter> {
+    fn filter(&self, caller: &Caller) -> Answer<UsageFilter> {
         let Period { since, until } = self.span()?;
         // Another tenant's name has the same answer as an unknown one: nothing.
         let tenant = if caller.is_admin() {
@@ -143,7 +145,7 @@ impl UsageQuery {
         let since_ms = Some(since.0).filter(|since| *since > 0);
         let until_ms = Some(until.0);
         let until_ms = until_ms.filter(|until| *until < u64::MAX);
-        Ok(Filter {
+        Ok(UsageFilter {
             run: self.run.clone(),
             tenant,
             since_ms,
@@ -294,8 +296,8 @@ async fn check_run_visible(gateway: &Gateway, caller: &Caller, run: Option<Strin
 fn read_totals(
     state: PathBuf,
     by: Column,
-    filter: &Filter,
-) -> Result<(Vec<Total>, usize), UsageError> {
+    filter: &UsageFilter,
+) -> Result<(Vec<UsageTotal>, usize), UsageError> {
     let projection = UsageProjection::open(&state)?;
     let problems = projection.refresh()?.len();
     Ok((projection.totals(by.by(), filter)?, problems))

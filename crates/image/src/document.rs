@@ -1,12 +1,12 @@
-//! The documents of an image: Docker's list of what an archive holds, OCI's index and manifest, and the configuration.
-//! Read from bytes of strangers: what is not understood is named, and nothing is guessed.
+//! Parsers for the documents of an image: Docker's `manifest.json`, OCI's index and manifest, and
+//! the configuration. Input is untrusted: anything unknown is refused by name, nothing is guessed.
 
 use crate::error::{ImageError, shown};
 use serde::Deserialize;
 use spec::{Digest, ImageConfig};
 use std::collections::BTreeMap;
 
-/// Which machines an image is for.
+/// Platform of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, Deserialize)]
 pub struct Platform {
     /// `linux`
@@ -18,58 +18,58 @@ pub struct Platform {
     pub variant: String,
 }
 
-/// What a document points to.
+/// Reference from one document to another document or a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// What kind of document or layer it is.
+    /// Media type.
     pub media_type: String,
-    /// What its bytes hash to.
+    /// Digest of the contents.
     pub digest: Digest,
-    /// How many bytes it has.
+    /// Size in bytes.
     pub size: u64,
-    /// Which machines it is for, if that is said.
+    /// Platform, if stated.
     pub platform: Option<Platform>,
-    /// Notes, a name among them.
+    /// Annotations; may include a name.
     pub annotations: BTreeMap<String, String>,
 }
 
 /// An index or a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Document {
-    /// Others to choose from.
+    /// An index: documents to choose from.
     Index(Vec<Descriptor>),
-    /// One image.
+    /// A manifest: one image.
     Manifest {
-        /// Its configuration.
+        /// The configuration.
         config: Descriptor,
-        /// Its layers, the lowest first.
+        /// The layers, lowest first.
         layers: Vec<Descriptor>,
     },
 }
 
-/// What the configuration of an image says.
+/// The configuration of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Configuration {
-    /// The machines it is for.
+pub struct ImageConfiguration {
+    /// Platform of the image.
     pub platform: Platform,
-    /// When it was made, in its own words.
+    /// Time of creation, as the image states it.
     pub created: Option<String>,
-    /// What its layers hash to as plain tar, the lowest first.
+    /// Digests of the uncompressed layers, lowest first.
     pub diff_ids: Vec<Digest>,
-    /// How it wants to be run.
+    /// Default command, user, environment and labels.
     pub config: ImageConfig,
 }
 
-/// One image of an archive that `docker save` made.
+/// An entry of Docker's `manifest.json`: one image of an archive made by `docker save`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub struct Saved {
-    /// The name of its configuration in the archive.
+pub struct DockerManifest {
+    /// Path of the configuration in the archive.
     pub config: String,
     /// `NAME:TAG`
     #[serde(default, deserialize_with = "or_default")]
     pub repo_tags: Vec<String>,
-    /// The names of its layers in the archive, the lowest first.
+    /// Paths of the layers in the archive, lowest first.
     #[serde(default, deserialize_with = "or_default")]
     pub layers: Vec<String>,
 }
@@ -108,7 +108,7 @@ struct RawConfiguration {
     created: Option<String>,
     rootfs: RawRoot,
     #[serde(default, deserialize_with = "or_default")]
-    config: RawRun,
+    config: RawConfig,
 }
 
 #[derive(Deserialize)]
@@ -119,7 +119,7 @@ struct RawRoot {
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct RawRun {
+struct RawConfig {
     #[serde(default, deserialize_with = "or_default")]
     user: String,
     #[serde(default, deserialize_with = "or_default")]
@@ -134,7 +134,7 @@ struct RawRun {
     labels: BTreeMap<String, String>,
 }
 
-/// `null` is how Go writes what is empty.
+/// Go writes empty values as `null`.
 fn or_default<'de, D: serde::Deserializer<'de>, T: Default + Deserialize<'de>>(
     from: D,
 ) -> Result<T, D::Error> {
@@ -147,12 +147,12 @@ fn parsed<'a, T: Deserialize<'a>>(what: &str, bytes: &'a [u8]) -> Result<T, Imag
     serde_json::from_slice(bytes).map_err(bad)
 }
 
-/// Reads the `manifest.json` of an archive that `docker save` made.
-pub fn saved(bytes: &[u8]) -> Result<Vec<Saved>, ImageError> {
+/// Parses the `manifest.json` of an archive made by `docker save`.
+pub fn docker_manifest(bytes: &[u8]) -> Result<Vec<DockerManifest>, ImageError> {
     parsed("manifest.json", bytes)
 }
 
-/// What indexes and manifests are called, by OCI and by Docker.
+/// Media types of indexes and manifests, of OCI and of Docker.
 pub(crate) const DOCUMENT_TYPES: [&str; 4] = [
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.oci.image.manifest.v1+json",
@@ -160,7 +160,7 @@ pub(crate) const DOCUMENT_TYPES: [&str; 4] = [
     "application/vnd.docker.distribution.manifest.v2+json",
 ];
 
-/// That something is called an index or a manifest, and none of old.
+/// Refuses a media type that is neither an index nor a manifest, or is obsolete.
 pub(crate) fn check_type(what: &str, kind: &str) -> Result<(), ImageError> {
     match kind {
         known if DOCUMENT_TYPES.contains(&known) => Ok(()),
@@ -186,9 +186,9 @@ fn schema_1(what: &str) -> ImageError {
 }
 
 impl Document {
-    /// Whether this is a name for it. One that is an index to one reader and a manifest to another would be two images
-    /// under one digest (CVE-2021-41190).
-    pub(crate) fn is_called(&self, kind: &str) -> bool {
+    /// Whether this media type fits the document. A document that one reader takes for an index and
+    /// another for a manifest would be two images with one digest (CVE-2021-41190).
+    pub(crate) fn has_media_type(&self, kind: &str) -> bool {
         let [oci_index, oci_manifest, docker_list, docker_manifest] = DOCUMENT_TYPES;
         match self {
             Document::Index(_) => kind == oci_index || kind == docker_list,
@@ -197,7 +197,7 @@ impl Document {
     }
 }
 
-/// Reads an index or a manifest.
+/// Parses an index or a manifest.
 pub fn document(what: &str, bytes: &[u8]) -> Result<Document, ImageError> {
     let raw: RawDocument = parsed(what, bytes)?;
     if raw.schema_version == 1 {
@@ -206,16 +206,16 @@ pub fn document(what: &str, bytes: &[u8]) -> Result<Document, ImageError> {
     if !raw.media_type.is_empty() {
         check_type(what, &raw.media_type)?;
     }
-    let checked = |all: Vec<RawDescriptor>| {
+    let validated = |all: Vec<RawDescriptor>| {
         all.into_iter()
-            .map(|raw| raw.checked(what))
+            .map(|raw| raw.validated(what))
             .collect::<Result<Vec<_>, _>>()
     };
     let document = match (raw.manifests, raw.config, raw.layers) {
-        (Some(all), None, None) => Document::Index(checked(all)?),
+        (Some(all), None, None) => Document::Index(validated(all)?),
         (None, Some(config), Some(layers)) => Document::Manifest {
-            config: config.checked(what)?,
-            layers: checked(layers)?,
+            config: config.validated(what)?,
+            layers: validated(layers)?,
         },
         _ => {
             return Err(ImageError::malformed(
@@ -224,17 +224,18 @@ pub fn document(what: &str, bytes: &[u8]) -> Result<Document, ImageError> {
             ));
         }
     };
-    match raw.media_type.is_empty() || document.is_called(&raw.media_type) {
-        true => Ok(document),
-        false => Err(ImageError::malformed(
+    if raw.media_type.is_empty() || document.has_media_type(&raw.media_type) {
+        Ok(document)
+    } else {
+        Err(ImageError::malformed(
             what,
-            "it is not what it calls itself",
-        )),
+            "it does not match its media type",
+        ))
     }
 }
 
-/// Reads the configuration of an image.
-pub fn configuration(what: &str, bytes: &[u8]) -> Result<Configuration, ImageError> {
+/// Parses the configuration of an image.
+pub fn configuration(what: &str, bytes: &[u8]) -> Result<ImageConfiguration, ImageError> {
     let raw: RawConfiguration = parsed(what, bytes)?;
     let diff_ids = raw
         .rootfs
@@ -242,7 +243,7 @@ pub fn configuration(what: &str, bytes: &[u8]) -> Result<Configuration, ImageErr
         .iter()
         .map(|text| digest(what, text))
         .collect::<Result<_, _>>()?;
-    let RawRun {
+    let RawConfig {
         user,
         env,
         entrypoint,
@@ -250,7 +251,7 @@ pub fn configuration(what: &str, bytes: &[u8]) -> Result<Configuration, ImageErr
         working_dir,
         labels,
     } = raw.config;
-    Ok(Configuration {
+    Ok(ImageConfiguration {
         platform: Platform {
             os: raw.os,
             architecture: raw.architecture,
@@ -283,7 +284,7 @@ fn digest(what: &str, text: &str) -> Result<Digest, ImageError> {
 }
 
 impl RawDescriptor {
-    fn checked(self, what: &str) -> Result<Descriptor, ImageError> {
+    fn validated(self, what: &str) -> Result<Descriptor, ImageError> {
         Ok(Descriptor {
             digest: digest(what, &self.digest)?,
             media_type: self.media_type,
@@ -295,12 +296,12 @@ impl RawDescriptor {
 }
 
 impl Descriptor {
-    /// Whether it points to another index or manifest that can be read.
+    /// Whether it refers to another index or manifest.
     pub(crate) fn is_document(&self) -> bool {
         DOCUMENT_TYPES.contains(&self.media_type.as_str())
     }
 
-    /// That it points to the configuration of an image, and not to something else that registries also keep.
+    /// Refuses anything but an image configuration: registries store other artifacts, too.
     pub(crate) fn check_configuration(&self) -> Result<(), ImageError> {
         match self.media_type.as_str() {
             "application/vnd.oci.image.config.v1+json"
@@ -309,7 +310,7 @@ impl Descriptor {
         }
     }
 
-    /// That it points to a layer. How it is compressed, its first bytes say.
+    /// Refuses anything but a layer. The compression is detected from the first bytes.
     pub(crate) fn check_layer(&self) -> Result<(), ImageError> {
         let (kind, compression) = self
             .media_type
@@ -347,7 +348,7 @@ fn unsupported(what: &str, kind: &str) -> ImageError {
 }
 
 impl Platform {
-    /// The one that this program was built for.
+    /// The platform of this program.
     pub fn here() -> Platform {
         let architecture = match std::env::consts::ARCH {
             "x86_64" => "amd64",
@@ -361,7 +362,7 @@ impl Platform {
         }
     }
 
-    /// Whether its programs run here.
+    /// Whether this machine can run the platform's programs.
     pub(crate) fn runs_here(&self) -> bool {
         Platform::here().takes(self)
     }

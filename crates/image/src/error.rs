@@ -1,4 +1,5 @@
-//! What can be wrong with an image, or with the store. Images come from strangers: their words are shown cut and escaped.
+//! Errors of images and of the store. Text from images is untrusted: it is cut and escaped in
+//! messages.
 
 use crate::tar::TarError;
 use std::io;
@@ -6,25 +7,25 @@ use std::io;
 /// Why an image could not be loaded, found or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// The store itself failed.
+    /// The store failed.
     #[error("cannot {what}")]
     Store {
         /// What was tried.
         what: String,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// What was to be loaded cannot be read.
+    /// The input cannot be read.
     #[error("cannot read {what}")]
     Read {
-        /// What it is.
+        /// What was read.
         what: String,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// It is no image, or one that contradicts itself.
+    /// The input is no image, or contradicts itself.
     #[error("{what}: {why}")]
     Malformed {
         /// Which part.
@@ -32,67 +33,67 @@ pub enum ImageError {
         /// What is wrong.
         why: String,
     },
-    /// Part of it is not tar.
+    /// Part of the input is not valid tar.
     #[error("{what} cannot be read as tar")]
     Tar {
         /// Which part.
         what: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: TarError,
     },
-    /// The bytes are not those that were promised.
-    #[error("{what} is not what its digest says: it is {found}, not {expected}")]
+    /// The contents do not have the expected digest.
+    #[error("{what} does not match its digest: it is {found}, not {expected}")]
     Digest {
         /// Which part.
         what: String,
-        /// The digest it should have.
+        /// The expected digest.
         expected: String,
-        /// The digest it has.
+        /// The actual digest.
         found: String,
     },
-    /// A part is not there.
+    /// A part is missing.
     #[error("{0} is missing")]
     Missing(String),
-    /// A kind of image that is not unpacked here.
+    /// An unsupported kind of image.
     #[error("{what} is not supported: {kind}")]
     Unsupported {
         /// Which part.
         what: String,
-        /// What it is.
+        /// Its kind.
         kind: String,
     },
-    /// It is for other machines.
-    #[error("the image is not for {wanted}, which this machine is; it is for {}", found.join(", "))]
+    /// The image is for other platforms.
+    #[error("the image is not for this machine ({wanted}), but for {}", found.join(", "))]
     Platform {
-        /// This machine.
+        /// The platform of this machine.
         wanted: String,
-        /// What there is.
+        /// The platforms of the image.
         found: Vec<String>,
     },
-    /// It has no name, and was given none.
-    #[error("nothing says what the image is to be called")]
+    /// The image has no name, and none was given.
+    #[error("the image has no name")]
     Unnamed,
-    /// More than one image, and no word which.
+    /// The archive has several images, and none was chosen.
     #[error("there are {} images in it: {}", names.len(), names.join(", "))]
     Several {
         /// Their names.
         names: Vec<String>,
     },
-    /// A bound was reached.
+    /// A limit was exceeded.
     #[error("{what} has more than {limit}")]
     Limit {
         /// What is too large.
         what: String,
-        /// The bound, with its unit.
+        /// The limit with its unit.
         limit: String,
     },
-    /// A layer wants something that no honest layer wants.
+    /// A layer has an entry that no legitimate layer has.
     #[error("layer {layer}: the entry `{entry}` is refused: {why}")]
     Entry {
-        /// Counted from one.
+        /// Number of the layer, from 1.
         layer: usize,
-        /// Its name.
+        /// Name of the entry.
         entry: String,
         /// What is wrong with it.
         why: &'static str,
@@ -100,18 +101,18 @@ pub enum ImageError {
     /// An entry could not be written.
     #[error("layer {layer}: cannot unpack `{entry}`")]
     Write {
-        /// Counted from one.
+        /// Number of the layer, from 1.
         layer: usize,
-        /// Its name.
+        /// Name of the entry.
         entry: String,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The user that the image wants to run as is not to be had.
-    #[error("the image wants to run as `{user}`: {why}")]
+    /// The user named by the image cannot be resolved.
+    #[error("the image runs as `{user}`: {why}")]
     User {
-        /// As the image names it.
+        /// The user as the image names it.
         user: String,
         /// What is wrong with it.
         why: String,
@@ -119,12 +120,12 @@ pub enum ImageError {
     /// There is no such image.
     #[error("there is no image `{name}` on this machine")]
     NotFound {
-        /// The name.
+        /// The requested name.
         name: String,
-        /// Names that are much like it.
-        near: Vec<String>,
+        /// Similar names.
+        suggestions: Vec<String>,
     },
-    /// It is needed.
+    /// A run uses the image.
     #[error("the image `{0}` is in use by a run")]
     InUse(String),
 }
@@ -147,54 +148,50 @@ impl ImageError {
         }
     }
 
-    /// What a reader can do about it.
+    /// What the user can do about it.
     pub fn hint(&self) -> String {
         let text = match self {
             ImageError::Store { .. } | ImageError::Write { .. } => {
-                "look at the space and the rights of the state folder; `airlock sweep` removes what crashes left"
+                "check the free space and the permissions of the state folder; `airlock sweep` removes what crashes left"
             }
             ImageError::Read { .. } => "give a file, a folder, or - for standard input",
             ImageError::Malformed { .. } | ImageError::Tar { .. } | ImageError::Missing(_) => {
-                "make it again with `docker save`, or as an OCI layout, and whole"
+                "create it again with `docker save`, or as a complete OCI layout"
             }
-            ImageError::Digest { .. } => {
-                "it was damaged or tampered with on its way: fetch it again"
-            }
+            ImageError::Digest { .. } => "it was damaged or changed in transit: fetch it again",
             ImageError::Unsupported { .. } => "layers are tar, plain or compressed by gzip or zstd",
             ImageError::Platform { .. } => "build or fetch it for this machine",
             ImageError::Unnamed => "add --name NAME:TAG",
-            ImageError::Several { .. } => "say which with --name",
-            ImageError::Limit { .. } => "docs/images.md says what the bounds are for",
+            ImageError::Several { .. } => "choose one with --name",
+            ImageError::Limit { .. } => "docs/images.md explains the limits",
             ImageError::Entry { .. } => {
-                "no honest tool makes such a layer: do not trust this image"
+                "no legitimate tool creates such a layer: do not trust this image"
             }
-            ImageError::User { .. } => {
-                "mend USER in its recipe, or add the user to its /etc/passwd"
-            }
+            ImageError::User { .. } => "fix USER in its recipe, or add the user to its /etc/passwd",
             ImageError::InUse(_) => "wait for the run to end, or cancel it",
-            ImageError::NotFound { near, .. } => return nearest(near),
+            ImageError::NotFound { suggestions, .. } => return nearest(suggestions),
         };
         text.to_owned()
     }
 }
 
-fn nearest(near: &[String]) -> String {
-    match near {
+fn nearest(suggestions: &[String]) -> String {
+    match suggestions {
         [] => "`airlock image list` shows those there are".to_owned(),
         names => format!("did you mean `{}`?", names.join("` or `")),
     }
 }
 
-/// Bytes of a stranger, fit for one line of ours.
+/// Makes untrusted bytes fit for one line of a message.
 pub(crate) fn shown(bytes: &[u8]) -> String {
-    const LONGEST: usize = 200;
-    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * LONGEST)]);
+    const MAX_CHARS: usize = 200;
+    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * MAX_CHARS)]);
     let mut shown: String = text
         .chars()
-        .take(LONGEST)
+        .take(MAX_CHARS)
         .flat_map(char::escape_debug)
         .collect();
-    if text.chars().count() > LONGEST || bytes.len() > 4 * LONGEST {
+    if text.chars().count() > MAX_CHARS || bytes.len() > 4 * MAX_CHARS {
         shown.push('…');
     }
     shown

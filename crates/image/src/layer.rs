@@ -1,11 +1,11 @@
-//! The bytes of a layer: read, checked and decompressed on a thread of their own, while another writes the files. What
-//! a layer hashes to is known at its end; until then its bytes are a stranger's, and go no further than a draft.
+//! Reads, decompresses and hashes a layer on a separate thread while another unpacks it. The digest
+//! is known only at the end; until then the contents are unverified and stay in a draft.
 
 use crate::{
     error::ImageError,
-    limits::Limits,
-    parts::{Part, check_digest, finished},
-    tar::Input,
+    limits::ImageLimits,
+    source::{SourceFile, check_digest, digest_from},
+    tar::TarInput,
 };
 use sha2::{Digest as _, Sha256};
 use spec::{Digest, Size};
@@ -15,47 +15,47 @@ use std::{
     thread,
 };
 
-const CHUNK: usize = 256 << 10;
+const CHUNK_BYTES: usize = 256 << 10;
 const CHUNKS_AHEAD: usize = 8;
-/// 128 MiB, the most that `zstd` itself accepts without being told to.
-const LARGEST_ZSTD_WINDOW: u32 = 27;
+/// 128 MiB, the maximum window that `zstd` accepts by default.
+const MAX_ZSTD_WINDOW_LOG: u32 = 27;
 
 /// One layer of a manifest.
 #[derive(Clone, Debug)]
 pub(crate) struct Layer {
-    /// Its name where the parts lie.
+    /// Path of the layer in the source.
     pub(crate) name: String,
-    /// What its bytes hash to, and how many they are, where a manifest says so.
+    /// Digest and size of the stored bytes, if the manifest states them.
     pub(crate) blob: Option<(Digest, u64)>,
-    /// What it hashes to as plain tar.
+    /// Digest of the uncompressed tar.
     pub(crate) diff_id: Digest,
 }
 
-/// A stream without its compression, if it has one.
-pub(crate) struct Plain {
+/// Decompresses a stream, if it is compressed.
+pub(crate) struct Decompressor {
     compressed: bool,
     reader: Box<dyn Read + Send>,
 }
 
-impl Plain {
-    pub(crate) fn new(from: Box<dyn Read + Send>) -> io::Result<Plain> {
-        let mut from = BufReader::with_capacity(CHUNK, from);
+impl Decompressor {
+    pub(crate) fn new(from: Box<dyn Read + Send>) -> io::Result<Decompressor> {
+        let mut from = BufReader::with_capacity(CHUNK_BYTES, from);
         let start = from.fill_buf()?;
         if start.starts_with(&[0x1f, 0x8b]) {
-            return Ok(Plain {
+            return Ok(Decompressor {
                 compressed: true,
                 reader: Box::new(flate2::bufread::MultiGzDecoder::new(from)),
             });
         }
         if start.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
             let mut decoder = zstd::stream::read::Decoder::with_buffer(from)?;
-            decoder.window_log_max(LARGEST_ZSTD_WINDOW)?;
-            return Ok(Plain {
+            decoder.window_log_max(MAX_ZSTD_WINDOW_LOG)?;
+            return Ok(Decompressor {
                 compressed: true,
                 reader: Box::new(decoder),
             });
         }
-        Ok(Plain {
+        Ok(Decompressor {
             compressed: false,
             reader: Box::new(from),
         })
@@ -66,20 +66,20 @@ impl Plain {
     }
 }
 
-impl Read for Plain {
+impl Read for Decompressor {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.reader.read(buffer)
     }
 }
 
-/// The plain bytes of a layer as they come from the other thread.
-pub(crate) struct Chunks {
+/// Reads the uncompressed chunks that the other thread sends.
+pub(crate) struct LayerReader {
     from: Receiver<Vec<u8>>,
     chunk: Vec<u8>,
     taken: usize,
 }
 
-impl Read for Chunks {
+impl Read for LayerReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let there = self.fill_buf()?;
         let count = there.len().min(buffer.len());
@@ -89,10 +89,10 @@ impl Read for Chunks {
     }
 }
 
-impl BufRead for Chunks {
+impl BufRead for LayerReader {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if self.taken == self.chunk.len() {
-            // A sender that is gone has sent all, or has failed: that is told when it is joined.
+            // The sender has finished or failed; joining its thread reports which.
             self.chunk = self.from.recv().unwrap_or_default();
             self.taken = 0;
         }
@@ -104,28 +104,28 @@ impl BufRead for Chunks {
     }
 }
 
-impl Input for Chunks {}
+impl TarInput for LayerReader {}
 
-/// Passes the plain bytes of a layer to `unpack`, and then says whether they were what was promised. `plain` counts
-/// those of all layers: one that is small as it lies there can be named many times.
+/// Passes the uncompressed layer to `unpack`, then verifies its digests. `plain` counts the
+/// uncompressed bytes of all layers: a small layer may be listed many times.
 pub(crate) fn unpack(
-    part: Part,
+    file: SourceFile,
     layer: &Layer,
-    limits: &Limits,
+    limits: &ImageLimits,
     plain: &mut u64,
     what: &str,
-    unpack: impl FnOnce(&mut Chunks) -> Result<(), ImageError>,
+    unpack: impl FnOnce(&mut LayerReader) -> Result<(), ImageError>,
 ) -> Result<(), ImageError> {
     if let Some((_, size)) = &layer.blob
-        && *size != part.size()
+        && *size != file.size()
     {
-        let why = format!("it has {} bytes, and should have {size}", part.size());
+        let why = format!("it has {} bytes, and should have {size}", file.size());
         return Err(ImageError::malformed(what, why));
     }
     let (sender, from) = mpsc::sync_channel(CHUNKS_AHEAD);
     let (unpacked, hashed) = thread::scope(|scope| {
-        let reading = scope.spawn(|| produce(part, sender, limits, plain, what));
-        let mut chunks = Chunks {
+        let reading = scope.spawn(|| decompress(file, sender, limits, plain, what));
+        let mut chunks = LayerReader {
             from,
             chunk: Vec::new(),
             taken: 0,
@@ -139,7 +139,7 @@ pub(crate) fn unpack(
         };
         (unpacked, reading.join().unwrap_or_else(|_| gone()))
     });
-    // What the reader met is the reason for what the unpacker then missed.
+    // A read error is the cause of the error that the unpacker saw.
     let hashed = hashed?;
     unpacked?;
     let Some((blob, diff_id)) = hashed else {
@@ -151,32 +151,32 @@ pub(crate) fn unpack(
     check_digest(&format!("{what}, decompressed,"), &layer.diff_id, &diff_id)
 }
 
-/// What follows the end of the archive belongs to the layer, too.
-fn drain(chunks: &mut Chunks, what: &str) -> Result<(), ImageError> {
+/// Bytes after the end of the archive are part of the layer's digest.
+fn drain(chunks: &mut LayerReader, what: &str) -> Result<(), ImageError> {
     io::copy(chunks, &mut io::sink())
         .map(drop)
         .map_err(ImageError::read(what))
 }
 
-/// Digests of the layer as it lies there and as plain tar; nothing if the unpacker gave up.
-fn produce(
-    part: Part,
+/// Returns the digests of the stored and of the uncompressed layer; `None` if the unpacker gave up.
+fn decompress(
+    file: SourceFile,
     sender: SyncSender<Vec<u8>>,
-    limits: &Limits,
+    limits: &ImageLimits,
     count: &mut u64,
     what: &str,
 ) -> Result<Option<(Digest, Digest)>, ImageError> {
     let unreadable = || ImageError::read(what);
     let (hashes, hashed) = mpsc::channel();
-    let mut plain = Plain::new(Box::new(Hashing {
-        from: part,
+    let mut plain = Decompressor::new(Box::new(HashingReader {
+        from: file,
         hash: Sha256::new(),
         end: hashes,
     }))
     .map_err(unreadable())?;
     let mut hash = Sha256::new();
     loop {
-        let mut chunk = vec![0; CHUNK];
+        let mut chunk = vec![0; CHUNK_BYTES];
         let size = fill(&mut plain, &mut chunk).map_err(unreadable())?;
         if size == 0 {
             break;
@@ -200,13 +200,16 @@ fn produce(
     let compressed = plain.compressed;
     drop(plain);
     let blob: Option<Digest> = hashed.recv().ok();
-    Ok(blob.map(|blob| match compressed {
-        true => (blob, finished(hash)),
-        false => (blob.clone(), blob),
+    Ok(blob.map(|blob| {
+        if compressed {
+            (blob, digest_from(hash))
+        } else {
+            (blob.clone(), blob)
+        }
     }))
 }
 
-/// As much as there is, so that chunks are large.
+/// Fills the buffer, so that chunks are large.
 fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
@@ -220,14 +223,14 @@ fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(filled)
 }
 
-/// Hashes what is read through it, and tells the digest at the end of the part.
-struct Hashing {
-    from: Part,
+/// Hashes what is read through it, and sends the digest at the end.
+struct HashingReader {
+    from: SourceFile,
     hash: Sha256,
     end: mpsc::Sender<Digest>,
 }
 
-impl Read for Hashing {
+impl Read for HashingReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.from.read(buffer)?;
         self.hash.update(&buffer[..count]);
@@ -235,8 +238,8 @@ impl Read for Hashing {
             if self.from.size() > 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            // Nobody listens a second time.
-            let _ = self.end.send(finished(self.hash.clone()));
+            // The receiver takes only the first digest.
+            let _ = self.end.send(digest_from(self.hash.clone()));
         }
         Ok(count)
     }

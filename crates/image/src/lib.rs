@@ -1,7 +1,7 @@
-//! OCI images without a daemon: archives and layouts are read, registries asked, layers unpacked safely into a store
-//! that boxes start from. Everything here comes from strangers: names, sizes, digests and contents.
+//! OCI images without a daemon: reads archives and layouts, pulls from registries, and unpacks
+//! layers into the store from which sandboxes start. All input is untrusted: names, sizes, digests
+//! and contents.
 
-mod about;
 pub mod build;
 pub mod contract;
 pub mod document;
@@ -10,22 +10,23 @@ mod error;
 mod layer;
 mod limits;
 mod load;
+mod load_plan;
+mod metadata;
 mod names;
-mod near;
-mod parts;
-mod plan;
+mod permissions;
 pub mod recipe;
 pub mod registry;
-mod rights;
+mod rootfs;
 pub mod secrets;
+mod source;
 mod store;
+mod suggestions;
 pub mod tar;
-mod tree;
 mod user;
 
 pub use document::Platform;
 pub use error::ImageError;
-pub use limits::Limits;
-pub use load::{Loaded, Progress};
-pub use parts::Source;
-pub use store::{Images, Listed, Listing, Removed, Scratch, Stored};
+pub use limits::ImageLimits;
+pub use load::{LoadOutcome, LoadProgress};
+pub use source::ImageSource;
+pub use store::{ImageListing, ImageRemoval, ImageStore, ImageSummary, ScratchFolder, StoredImage};

@@ -1,34 +1,34 @@
-//! How much an image may be. Each bound is far above honest images and far below what hurts a machine.
+//! Limits of an image's size. Each is far above real images and far below what harms a machine.
 
 use spec::Size;
 
 use crate::error::ImageError;
 
-/// The bounds of one image.
+/// The limits of one image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// All files together as they are on disk, holes included; and all layers together as tar.
+pub struct ImageLimits {
+    /// Bytes of all files on disk, holes included; and of all layers as tar.
     pub unpacked_bytes: u64,
-    /// One file.
+    /// Bytes of one file.
     pub file_bytes: u64,
-    /// Entries of all layers together, with the folders that only a name leads through.
+    /// Entries of all layers, including folders created only because a path leads through them.
     pub entries: u64,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
 }
 
-/// A path from the root of an image, in bytes, as the kernel has it.
-pub(crate) const LONGEST_PATH: usize = 4096;
-/// One name of a path.
-pub(crate) const LONGEST_NAME: usize = 255;
-/// Folders within folders; also after symbolic links are followed.
-pub(crate) const DEEPEST: usize = 255;
-/// An index, a manifest or a configuration.
-pub(crate) const LONGEST_DOCUMENT: u64 = 4 << 20;
+/// Bytes of a path from the image's root, as in the kernel.
+pub(crate) const MAX_PATH_BYTES: usize = 4096;
+/// Bytes of one path component.
+pub(crate) const MAX_COMPONENT_BYTES: usize = 255;
+/// Depth of folders, also after symbolic links are followed.
+pub(crate) const MAX_DEPTH: usize = 255;
+/// Bytes of an index, a manifest or a configuration.
+pub(crate) const MAX_DOCUMENT_BYTES: u64 = 4 << 20;
 
-impl Default for Limits {
+impl Default for ImageLimits {
     fn default() -> Self {
-        Limits {
+        ImageLimits {
             unpacked_bytes: 16 << 30,
             file_bytes: 8 << 30,
             entries: 1_000_000,
@@ -37,24 +37,24 @@ impl Default for Limits {
     }
 }
 
-/// Counts down while layers are unpacked.
+/// Counts what layers unpack against the limits.
 #[derive(Debug)]
-pub(crate) struct Meter<'a> {
-    limits: &'a Limits,
+pub(crate) struct LimitCounter<'a> {
+    limits: &'a ImageLimits,
     bytes: u64,
     entries: u64,
 }
 
-impl<'a> Meter<'a> {
-    pub(crate) fn new(limits: &'a Limits) -> Self {
-        Meter {
+impl<'a> LimitCounter<'a> {
+    pub(crate) fn new(limits: &'a ImageLimits) -> Self {
+        LimitCounter {
             limits,
             bytes: 0,
             entries: 0,
         }
     }
 
-    /// One more entry, with a file of this size.
+    /// Counts one entry with a file of this size.
     pub(crate) fn entry(&mut self, size: u64) -> Result<(), ImageError> {
         self.count(1)?;
         self.bytes = self.bytes.saturating_add(size);
@@ -70,12 +70,13 @@ impl<'a> Meter<'a> {
         Ok(())
     }
 
-    /// So many more of what a layer makes: a name of a few bytes can lead through hundreds of new folders.
+    /// Counts further entries: a short path can create hundreds of folders.
     pub(crate) fn count(&mut self, entries: u64) -> Result<(), ImageError> {
         self.entries += entries;
-        match self.entries > self.limits.entries {
-            true => limit("the image", format!("{} entries", self.limits.entries)),
-            false => Ok(()),
+        if self.entries > self.limits.entries {
+            limit("the image", format!("{} entries", self.limits.entries))
+        } else {
+            Ok(())
         }
     }
 }

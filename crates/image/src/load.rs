@@ -1,55 +1,55 @@
-//! Loading: from an archive or folder to a tree in the store, by way of a draft.
+//! Loading: unpacks an archive or folder into a draft and publishes it in the store.
 
 use crate::{
-    about::{About, Named},
     draft::{Draft, ROOT},
     error::{ImageError, shown},
     layer,
-    limits::{Limits, Meter},
-    parts::{Parts, Source},
-    plan::{self, Plan},
-    store::{Images, Stored},
-    tar::{Input, Tar},
-    tree::{Tree, Trouble},
+    limits::{ImageLimits, LimitCounter},
+    load_plan::{self, LoadPlan},
+    metadata::{ImageMetadata, NameRecord},
+    rootfs::{RootfsBuilder, UnpackError},
+    source::{ImageSource, SourceFiles},
+    store::{ImageStore, StoredImage},
+    tar::{TarInput, TarReader},
     user,
 };
 use spec::ImageRef;
 use std::io::Write;
 
-/// How far loading has come.
+/// Progress of loading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// The layer being unpacked, counted from one.
+pub struct LoadProgress {
+    /// The layer being unpacked, from 1.
     pub layer: usize,
-    /// How many there are.
+    /// Number of layers.
     pub layers: usize,
-    /// Bytes of plain tar so far, of all layers.
+    /// Uncompressed bytes read so far, of all layers.
     pub bytes: u64,
 }
 
-/// What came of it.
+/// Result of loading.
 #[derive(Debug)]
-pub struct Loaded {
-    /// The image, held.
-    pub image: Stored,
-    /// Whether it was unpacked now, and not there already.
+pub struct LoadOutcome {
+    /// The image, locked against removal.
+    pub image: StoredImage,
+    /// Whether it was unpacked now, or existed already.
     pub fresh: bool,
 }
 
-/// So many bytes between two words about progress.
-const STRIDE: u64 = 4 << 20;
-/// Each is a file of the store, and all are written while nobody else may change it.
-const MOST_NAMES: usize = 128;
+/// Bytes between two progress reports.
+const PROGRESS_INTERVAL_BYTES: u64 = 4 << 20;
+/// Each name is a file of the store, and all are written while the store is locked.
+const MAX_NAMES: usize = 128;
 
-impl Images {
-    /// Loads an image, and gives it this name or else its own ones.
+impl ImageStore {
+    /// Loads an image and gives it this name, or otherwise its own names.
     pub fn load(
         &self,
-        source: Source,
+        source: ImageSource,
         name: Option<ImageRef>,
-        limits: &Limits,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<Loaded, ImageError> {
+        limits: &ImageLimits,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<LoadOutcome, ImageError> {
         let failed = || ImageError::store("begin a new image");
         let draft = Draft::new(&self.folder).map_err(failed())?;
         let naming = Draft::new(&self.folder).map_err(failed())?;
@@ -60,63 +60,64 @@ impl Images {
         &self,
         draft: Draft,
         naming: &Draft,
-        source: Source,
+        source: ImageSource,
         name: Option<ImageRef>,
-        limits: &Limits,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<Loaded, ImageError> {
-        let (parts, plan, names) = self.prepare(&draft, source, name.as_ref(), limits)?;
-        // Held from here on, so that nobody removes it before it has its new name.
+        limits: &ImageLimits,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<LoadOutcome, ImageError> {
+        let (files, plan, names) = self.prepare(&draft, source, name.as_ref(), limits)?;
+        // Locked from here on, so that it cannot be removed before it has its new name.
         let there = names
             .first()
-            .and_then(|named| self.hold(named).ok().flatten());
+            .and_then(|named| self.open_image(named).ok().flatten());
         let fresh = there.is_none();
         if fresh {
-            unpack(&draft, &parts, &plan, limits, progress)?;
+            unpack(&draft, &files, &plan, limits, progress)?;
         }
         let lock = self.lock()?;
-        match fresh {
-            true => self.publish(draft, &plan.id)?,
-            false => drop(draft),
+        if fresh {
+            self.publish(draft, &plan.id)?
+        } else {
+            drop(draft)
         }
         for named in &names {
             self.name(naming.folder(), named)?;
         }
         let gone = || ImageError::Missing("the image that was just loaded".to_owned());
         let first = names.first().ok_or(ImageError::Unnamed)?;
-        let image = self.hold(first)?.ok_or_else(gone)?;
+        let image = self.open_image(first)?.ok_or_else(gone)?;
         drop(lock);
-        Ok(Loaded { image, fresh })
+        Ok(LoadOutcome { image, fresh })
     }
 
-    /// Everything that can be said before a layer is read.
+    /// Everything that can be checked before a layer is read.
     fn prepare(
         &self,
         draft: &Draft,
-        source: Source,
+        source: ImageSource,
         name: Option<&ImageRef>,
-        limits: &Limits,
-    ) -> Result<(Parts, Plan, Vec<Named>), ImageError> {
+        limits: &ImageLimits,
+    ) -> Result<(SourceFiles, LoadPlan, Vec<NameRecord>), ImageError> {
         let spool = || {
             draft
                 .spool()
                 .map_err(ImageError::store("keep the archive while it is read"))
         };
-        let parts = Parts::open(source, limits, spool)?;
-        let plan = plan::plan(&parts, name, limits)?;
+        let files = SourceFiles::open(source, limits, spool)?;
+        let plan = load_plan::plan(&files, name, limits)?;
         let names = names(&plan, name)?;
-        Ok((parts, plan, names))
+        Ok((files, plan, names))
     }
 }
 
-fn names(plan: &Plan, name: Option<&ImageRef>) -> Result<Vec<Named>, ImageError> {
+fn names(plan: &LoadPlan, name: Option<&ImageRef>) -> Result<Vec<NameRecord>, ImageError> {
     let given: Vec<_> = match name {
         Some(name) => vec![name.clone()],
         None => plan.names.clone(),
     };
     let named = |reference: &ImageRef| {
-        let named = Named {
-            name: kept_name(reference),
+        let named = NameRecord {
+            name: stored_name(reference),
             image: plan.id.to_string(),
             digests: plan.digests.iter().map(ToString::to_string).collect(),
         };
@@ -131,16 +132,16 @@ fn names(plan: &Plan, name: Option<&ImageRef>) -> Result<Vec<Named>, ImageError>
     };
     match given.len() {
         0 => Err(ImageError::Unnamed),
-        1..=MOST_NAMES => given.iter().map(named).collect(),
+        1..=MAX_NAMES => given.iter().map(named).collect(),
         _ => Err(ImageError::Limit {
             what: "the image".to_owned(),
-            limit: format!("{MOST_NAMES} names"),
+            limit: format!("{MAX_NAMES} names"),
         }),
     }
 }
 
-/// A tag is enough of a name; the digest is kept beside it.
-fn kept_name(reference: &ImageRef) -> String {
+/// A name with a tag is stored without its digest, which is stored separately.
+fn stored_name(reference: &ImageRef) -> String {
     match reference.tag() {
         Some(tag) => format!("{}/{}:{tag}", reference.registry(), reference.repository()),
         None => reference.to_string(),
@@ -149,24 +150,26 @@ fn kept_name(reference: &ImageRef) -> String {
 
 fn unpack(
     draft: &Draft,
-    parts: &Parts,
-    plan: &Plan,
-    limits: &Limits,
-    progress: &mut dyn FnMut(Progress),
+    files: &SourceFiles,
+    plan: &LoadPlan,
+    limits: &ImageLimits,
+    progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<(), ImageError> {
     let failed = || ImageError::store("write the image");
-    let mut tree = Tree::new(draft.make(ROOT).map_err(failed())?);
-    let (mut meter, layers) = (Meter::new(limits), plan.layers.len());
-    let (mut before, mut plain) = (0, 0);
+    let mut tree = RootfsBuilder::new(draft.make(ROOT).map_err(failed())?);
+    let mut meter = LimitCounter::new(limits);
+    let layers = plan.layers.len();
+    let mut before = 0;
+    let mut plain = 0;
     for (number, layer) in plan.layers.iter().enumerate() {
         let what = format!("layer {}", number + 1);
-        let part = parts.part(&layer.name)?;
+        let file = files.file(&layer.name)?;
         tree.next_layer(number);
-        let mut told = 0;
-        let mut tell = |bytes: u64| {
-            if bytes == 0 || bytes - told >= STRIDE {
-                told = bytes;
-                progress(Progress {
+        let mut reported = 0;
+        let mut report = |bytes: u64| {
+            if bytes == 0 || bytes - reported >= PROGRESS_INTERVAL_BYTES {
+                reported = bytes;
+                progress(LoadProgress {
                     layer: number + 1,
                     layers,
                     bytes: before + bytes,
@@ -174,17 +177,17 @@ fn unpack(
             }
         };
         let mut read = 0;
-        layer::unpack(part, layer, limits, &mut plain, &what, |chunks| {
-            read = lay(chunks, &mut tree, &mut meter, number + 1, &mut tell)?;
+        layer::unpack(file, layer, limits, &mut plain, &what, |chunks| {
+            read = apply_layer(chunks, &mut tree, &mut meter, number + 1, &mut report)?;
             Ok(())
         })?;
         before += read;
     }
-    let (person, user) = user::resolve(tree.root(), &plan.configuration.config.user)?;
+    let (resolved_user, user) = user::resolve(tree.root(), &plan.configuration.config.user)?;
     let left_out = tree.left_out;
-    let totals = tree.settle(&person).map_err(failed())?;
+    let totals = tree.apply_permissions(&resolved_user).map_err(failed())?;
     draft.drop_spool().map_err(failed())?;
-    let about = About {
+    let metadata = ImageMetadata {
         id: plan.id.to_string(),
         platform: plan.configuration.platform.clone(),
         created: plan.configuration.created.clone(),
@@ -200,47 +203,47 @@ fn unpack(
         files: totals.files,
         left_out,
     };
-    write_about(draft, &about).map_err(failed())
+    write_about(draft, &metadata).map_err(failed())
 }
 
-fn write_about(draft: &Draft, about: &About) -> std::io::Result<()> {
-    draft.about().write_all(&serde_json::to_vec(about)?)?;
-    draft.about().sync_all()
+fn write_about(draft: &Draft, metadata: &ImageMetadata) -> std::io::Result<()> {
+    draft.metadata().write_all(&serde_json::to_vec(metadata)?)?;
+    draft.metadata().sync_all()
 }
 
-/// Lays all entries of a layer over the tree; returns how many bytes of tar they were.
-fn lay<R: Input>(
+/// Applies all entries of a layer to the tree; returns the bytes of tar read.
+fn apply_layer<R: TarInput>(
     from: &mut R,
-    tree: &mut Tree,
-    meter: &mut Meter<'_>,
+    tree: &mut RootfsBuilder,
+    meter: &mut LimitCounter<'_>,
     layer: usize,
-    tell: &mut dyn FnMut(u64),
+    report: &mut dyn FnMut(u64),
 ) -> Result<u64, ImageError> {
-    let mut tar = Tar::new(from);
+    let mut tar = TarReader::new(from);
     let unreadable = |source| ImageError::Tar {
         what: format!("layer {layer}"),
         source,
     };
-    tell(0);
+    report(0);
     while let Some(header) = tar.next().map_err(unreadable)? {
         meter.entry(header.size)?;
         let entry = || shown(&header.path);
         tree.add(&header, &mut tar)
             .map_err(|trouble| match trouble {
-                Trouble::Refused(why) => ImageError::Entry {
+                UnpackError::Refused(why) => ImageError::Entry {
                     layer,
                     entry: entry(),
                     why,
                 },
-                Trouble::Write(source) => ImageError::Write {
+                UnpackError::Write(source) => ImageError::Write {
                     layer,
                     entry: entry(),
                     source,
                 },
-                Trouble::Read(source) => unreadable(source),
+                UnpackError::Read(source) => unreadable(source),
             })?;
         meter.count(tree.take_implied())?;
-        tell(tar.position().max(1));
+        report(tar.position().max(1));
     }
     Ok(tar.position())
 }

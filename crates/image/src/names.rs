@@ -1,10 +1,10 @@
-//! Names of images: a small file each, replaced and removed as a whole.
+//! Names of images: one small file each, replaced and removed atomically.
 
 use crate::{
-    about::Named,
     error::ImageError,
-    parts::digest_of,
-    store::{Images, LONGEST_ABOUT},
+    metadata::NameRecord,
+    source::digest_of,
+    store::{ImageStore, MAX_METADATA_BYTES},
 };
 use ::fs::Dir;
 use rustix::fs::{Mode, OFlags};
@@ -14,13 +14,14 @@ use std::{
     path::Path,
 };
 
-impl Images {
-    /// The names that a reference means: one, or with a digest those of its repository that have it.
-    pub(crate) fn matching(&self, reference: &ImageRef) -> Result<Vec<Named>, ImageError> {
+impl ImageStore {
+    /// The names that a reference selects: one, or with a digest those of its repository that have
+    /// it.
+    pub(crate) fn matching(&self, reference: &ImageRef) -> Result<Vec<NameRecord>, ImageError> {
         let Some(digest) = reference.digest() else {
             return Ok(self.named(&reference.to_string())?.into_iter().collect());
         };
-        let same = |named: &Named| {
+        let same = |named: &NameRecord| {
             let name = named.name.parse::<ImageRef>().ok();
             named.has(digest)
                 && name.is_some_and(|name| {
@@ -35,16 +36,19 @@ impl Images {
             .collect())
     }
 
-    fn named(&self, name: &str) -> Result<Option<Named>, ImageError> {
+    fn named(&self, name: &str) -> Result<Option<NameRecord>, ImageError> {
         let failed = || ImageError::store("read a name of an image");
         match read_json(&self.names, name_file(name)) {
-            Ok(named) => Ok(Some(named).filter(|named: &Named| named.name == name)),
+            Ok(named) => Ok(Some(named).filter(|named: &NameRecord| named.name == name)),
             Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(failed()(source)),
         }
     }
 
-    pub(crate) fn all_names(&self, problems: &mut Vec<String>) -> Result<Vec<Named>, ImageError> {
+    pub(crate) fn all_names(
+        &self,
+        problems: &mut Vec<String>,
+    ) -> Result<Vec<NameRecord>, ImageError> {
         let failed = || ImageError::store("list the names of images");
         let mut all = Vec::new();
         for entry in self.names.entries().map_err(failed())? {
@@ -59,8 +63,8 @@ impl Images {
         Ok(all)
     }
 
-    /// Gives an image a name, which another may have had. The caller holds the lock.
-    pub(crate) fn name(&self, draft: &Dir, named: &Named) -> Result<(), ImageError> {
+    /// Gives an image a name, which another image may have had. The caller holds the lock.
+    pub(crate) fn name(&self, draft: &Dir, named: &NameRecord) -> Result<(), ImageError> {
         let write = || -> io::Result<()> {
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
             let mut file = draft.open_file("name", flags, Mode::RUSR | Mode::WUSR)?;
@@ -71,7 +75,7 @@ impl Images {
         write().map_err(ImageError::store("name an image"))
     }
 
-    pub(crate) fn unname(&self, name: &str) -> Result<(), ImageError> {
+    pub(crate) fn remove_name(&self, name: &str) -> Result<(), ImageError> {
         let removed = self.names.remove_file(name_file(name));
         removed
             .map(drop)
@@ -85,11 +89,12 @@ fn read_json<T: serde::de::DeserializeOwned>(
 ) -> io::Result<T> {
     let file = folder.read_file(name)?;
     let mut bytes = Vec::new();
-    file.take(LONGEST_ABOUT).read_to_end(&mut bytes)?;
+    file.take(MAX_METADATA_BYTES).read_to_end(&mut bytes)?;
     Ok(serde_json::from_slice(&bytes)?)
 }
 
-/// The file of a name: names have slashes, and are longer than file names may be.
+/// The file of a name: image names contain slashes and exceed file name limits, so it is their
+/// digest.
 fn name_file(name: &str) -> String {
     digest_of(name.as_bytes()).hex().to_owned()
 }

@@ -1,4 +1,4 @@
-//! The images of a machine, unpacked, one tree each.
+//! The image store of a machine: each image unpacked as one tree.
 //!
 //! ```text
 //! images/sha256-HEX/{root/, image.json}   HEX is the digest of the configuration, which fixes layers and platform:
@@ -7,14 +7,15 @@
 //! images/.draft-…                         in the making or going; see draft.rs
 //! images/.lock                            held for a moment while names change or trees appear and go
 //! ```
-//! Every change is one rename or unlink, so that a crash leaves a whole store and at most something to sweep.
+//! Every change is one rename or unlink, so a crash leaves a consistent store and at most something
+//! to sweep.
 
 use crate::{
-    about::{About, Named},
     document::Platform,
     draft::{self, Draft},
     error::{ImageError, shown},
-    near::near,
+    metadata::{ImageMetadata, NameRecord},
+    suggestions::suggest,
 };
 use ::fs::Dir;
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -33,112 +34,112 @@ use std::{
 
 const NAMES: &str = "names";
 const LOCK: &str = ".lock";
-pub(crate) const LONGEST_ABOUT: u64 = 16 << 20;
-/// How often an image may vanish between finding its name and holding it.
-const TRIES: usize = 16;
+pub(crate) const MAX_METADATA_BYTES: u64 = 16 << 20;
+/// Attempts if an image is removed between finding its name and locking it.
+const MAX_ATTEMPTS: usize = 16;
 
-/// The store of images.
+/// The image store.
 #[derive(Clone, Debug)]
-pub struct Images {
+pub struct ImageStore {
     path: PathBuf,
     pub(crate) folder: Arc<Dir>,
     pub(crate) names: Arc<Dir>,
 }
 
-/// An image that stays while this lives: whoever removes it is told that it is in use.
+/// An image that is locked against removal while this value lives.
 #[derive(Debug)]
-pub struct Stored {
+pub struct StoredImage {
     root: PathBuf,
     id: Digest,
     digest: Digest,
-    about: About,
-    images: Images,
+    metadata: ImageMetadata,
+    images: ImageStore,
     _lock: File,
 }
 
-/// One name of an image, as a list shows it.
+/// One name of an image, as lists show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
-    /// What it is called.
+pub struct ImageSummary {
+    /// The name.
     pub name: ImageRef,
-    /// The digest of its manifest where one is known, else of its configuration.
+    /// Digest of its manifest if known, otherwise of its configuration.
     pub digest: Digest,
-    /// The digest of its configuration.
+    /// Image id: the digest of its configuration.
     pub id: Digest,
-    /// What its files take.
+    /// Bytes of its files.
     pub size_bytes: u64,
-    /// Which machines it is for.
+    /// Platform.
     pub platform: Platform,
-    /// When it was made, in its own words.
+    /// Time of creation, as the image states it.
     pub created: Option<String>,
 }
 
 /// All names, and what could not be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Listing {
-    /// In the order of their names.
-    pub images: Vec<Listed>,
-    /// One line each.
+pub struct ImageListing {
+    /// Sorted by name.
+    pub images: Vec<ImageSummary>,
+    /// One line for each problem.
     pub problems: Vec<String>,
 }
 
-/// What a removal did.
+/// Result of a removal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Removed {
-    /// Names that are gone.
+pub struct ImageRemoval {
+    /// Names that were removed.
     pub names: Vec<ImageRef>,
-    /// Images that are gone, since no name is left.
+    /// Images that were removed, because no name was left.
     pub images: Vec<Digest>,
-    /// What that freed.
+    /// Bytes freed.
     pub freed_bytes: u64,
 }
 
-/// A folder of the store for what is on its way here; swept when its owner is gone.
+/// A temporary folder of the store for an image being pulled; swept when its owner is gone.
 #[derive(Debug)]
-pub struct Scratch {
+pub struct ScratchFolder {
     path: PathBuf,
     draft: Draft,
 }
 
-impl Scratch {
-    /// Where it lies.
+impl ScratchFolder {
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Removes it.
+    /// Removes the folder.
     pub fn discard(self) {
         drop(self.draft);
     }
 }
 
-impl Stored {
-    /// Its files: nobody's in particular, without devices, and never to be written.
+impl StoredImage {
+    /// The root file system: owners are irrelevant, devices are absent; must not be written to.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// How it wants to be run.
+    /// The image's default command, user and environment.
     pub fn config(&self) -> &ImageConfig {
-        &self.about.config
+        &self.metadata.config
     }
 
-    /// Whom it wants to run as, if that is somebody and not root.
+    /// The user that the image names, unless it is root.
     pub fn user(&self) -> Option<User> {
-        self.about.user.map(|(uid, gid)| User { uid, gid })
+        self.metadata.user.map(|(uid, gid)| User { uid, gid })
     }
 
-    /// The digest of its manifest where one is known, else of its configuration.
+    /// Digest of its manifest if known, otherwise of its configuration.
     pub fn digest(&self) -> &Digest {
         &self.digest
     }
 
-    /// The digest of its configuration: what it is, however it came here.
+    /// Image id: the digest of its configuration, independent of its source.
     pub fn id(&self) -> &Digest {
         &self.id
     }
 
-    /// All its names, as they are now.
+    /// All current names of the image.
     pub fn names(&self) -> Vec<ImageRef> {
         let all = self.images.all_names(&mut Vec::new()).unwrap_or_default();
         let own = all.iter().filter(|named| named.image == self.id.as_str());
@@ -147,40 +148,40 @@ impl Stored {
         names
     }
 
-    /// What its files take, each counted once.
+    /// Bytes of its files, each counted once.
     pub fn size_bytes(&self) -> u64 {
-        self.about.size_bytes
+        self.metadata.size_bytes
     }
 
-    /// How many files it has.
+    /// Number of files.
     pub fn files(&self) -> u64 {
-        self.about.files
+        self.metadata.files
     }
 
     /// Devices and pipes of its layers that were not unpacked.
     pub fn left_out(&self) -> u64 {
-        self.about.left_out
+        self.metadata.left_out
     }
 
-    /// Which machines it is for.
+    /// Platform.
     pub fn platform(&self) -> &Platform {
-        &self.about.platform
+        &self.metadata.platform
     }
 
-    /// When it was made, in its own words.
+    /// Time of creation, as the image states it.
     pub fn created(&self) -> Option<&str> {
-        self.about.created.as_deref()
+        self.metadata.created.as_deref()
     }
 
-    /// What its layers hash to as plain tar, the lowest first.
+    /// Digests of the uncompressed layers, lowest first.
     pub fn diff_ids(&self) -> &[String] {
-        &self.about.diff_ids
+        &self.metadata.diff_ids
     }
 }
 
-impl Images {
-    /// Opens the store in this folder, which is made if it is not there.
-    pub fn open(folder: PathBuf) -> Result<Images, ImageError> {
+impl ImageStore {
+    /// Opens the store in this folder, and creates the folder if it is absent.
+    pub fn open(folder: PathBuf) -> Result<ImageStore, ImageError> {
         let failed = || ImageError::store(format!("open the images in `{}`", folder.display()));
         let names = folder.join(NAMES);
         fs::DirBuilder::new()
@@ -191,28 +192,29 @@ impl Images {
         check_owner(&folder).map_err(failed())?;
         let opened = Dir::open(&folder).map_err(failed())?;
         let names = opened.open_dir(NAMES).map_err(failed())?;
-        Ok(Images {
+        Ok(ImageStore {
             path: folder,
             folder: Arc::new(opened),
             names: Arc::new(names),
         })
     }
 
-    /// The image of this name. One with a digest must have that digest, by its manifest or configuration.
-    pub fn find(&self, reference: &ImageRef) -> Result<Option<Stored>, ImageError> {
-        for _ in 0..TRIES {
+    /// The image of this name. For a reference with a digest, the manifest or configuration must
+    /// have that digest.
+    pub fn find(&self, reference: &ImageRef) -> Result<Option<StoredImage>, ImageError> {
+        for _ in 0..MAX_ATTEMPTS {
             let Some(named) = self.matching(reference)?.into_iter().next() else {
                 return Ok(None);
             };
-            if let Some(stored) = self.hold(&named)? {
+            if let Some(stored) = self.open_image(&named)? {
                 return Ok(Some(stored));
             }
         }
         Ok(None)
     }
 
-    /// The same, where it has to be there.
-    pub fn get(&self, reference: &ImageRef) -> Result<Stored, ImageError> {
+    /// The same; an error if there is none.
+    pub fn get(&self, reference: &ImageRef) -> Result<StoredImage, ImageError> {
         self.find(reference)?
             .ok_or_else(|| self.not_found(reference))
     }
@@ -222,24 +224,26 @@ impl Images {
         let names = names.iter().map(|listed| listed.name.familiar());
         ImageError::NotFound {
             name: reference.familiar(),
-            near: near(&reference.familiar(), names),
+            suggestions: suggest(&reference.familiar(), names),
         }
     }
 
-    /// Everything there is.
-    pub fn list(&self) -> Result<Listing, ImageError> {
-        let mut listing = Listing::default();
+    /// Lists all names.
+    pub fn list(&self) -> Result<ImageListing, ImageError> {
+        let mut listing = ImageListing::default();
         for named in self.all_names(&mut listing.problems)? {
-            let about = Digest::new(&named.image).map(|id| (self.about(&id), id));
-            match (about, named.name.parse(), named.digest()) {
-                (Some((Ok(about), id)), Ok(name), Some(digest)) => listing.images.push(Listed {
-                    name,
-                    digest,
-                    id,
-                    size_bytes: about.size_bytes,
-                    platform: about.platform,
-                    created: about.created,
-                }),
+            let metadata = Digest::new(&named.image).map(|id| (self.metadata(&id), id));
+            match (metadata, named.name.parse(), named.digest()) {
+                (Some((Ok(metadata), id)), Ok(name), Some(digest)) => {
+                    listing.images.push(ImageSummary {
+                        name,
+                        digest,
+                        id,
+                        size_bytes: metadata.size_bytes,
+                        platform: metadata.platform,
+                        created: metadata.created,
+                    })
+                }
                 (Some((Err(error), _)), ..) => {
                     listing.problems.push(format!(
                         "`{}` cannot be used: {error}",
@@ -257,41 +261,43 @@ impl Images {
         Ok(listing)
     }
 
-    /// Takes a name away; its image goes with its last name, unless a run holds it: then nothing is done.
-    pub fn remove(&self, reference: &ImageRef) -> Result<Removed, ImageError> {
+    /// Removes a name; its image is removed with its last name. Fails without a change if a run
+    /// uses the image.
+    pub fn remove(&self, reference: &ImageRef) -> Result<ImageRemoval, ImageError> {
         let lock = self.lock()?;
         let names = self.matching(reference)?;
         let Some(first) = names.first() else {
             return Err(self.not_found(reference));
         };
-        let gone = |named: &Named| named.image == first.image && names.contains(named);
+        let gone = |named: &NameRecord| named.image == first.image && names.contains(named);
         let stays = self
             .all_names(&mut Vec::new())?
             .iter()
             .any(|named| named.image == first.image && !gone(named));
         let retired = match (stays, Digest::new(&first.image)) {
-            (false, Some(id)) => self.take_for_removal(&id, reference)?,
+            (false, Some(id)) => self.lock_for_removal(&id, reference)?,
             _ => None,
         };
-        let mut removed = Removed::default();
+        let mut removed = ImageRemoval::default();
         for named in names.iter().filter(|named| gone(named)) {
-            self.unname(&named.name)?;
+            self.remove_name(&named.name)?;
             removed.names.extend(named.name.parse().ok());
         }
-        let Some((folder, about, id)) = retired else {
+        let Some((folder, metadata, id)) = retired else {
             return Ok(removed);
         };
-        removed.freed_bytes = self.about(&id).map_or(0, |about| about.size_bytes);
+        removed.freed_bytes = self.metadata(&id).map_or(0, |metadata| metadata.size_bytes);
         let failed = || ImageError::store("remove an image");
         let name = draft::retire(&self.folder, &folder, &tree_name(&id)).map_err(failed())?;
         drop(lock);
-        draft::finish(&self.folder, &folder, &name).map_err(failed())?;
-        drop(about);
+        draft::remove_retired(&self.folder, &folder, &name).map_err(failed())?;
+        drop(metadata);
         removed.images.push(id);
         Ok(removed)
     }
 
-    /// Removes what crashes left: drafts without an owner, images without a name. Returns what could not be removed.
+    /// Removes what crashes left: drafts without an owner, images without a name. Returns what
+    /// could not be removed.
     pub fn sweep(&self) -> Vec<String> {
         let mut problems = Vec::new();
         match self.sweepable() {
@@ -316,17 +322,18 @@ impl Images {
         problems
     }
 
-    /// A folder for what is on its way here.
-    pub fn scratch(&self) -> Result<Scratch, ImageError> {
+    /// Creates a temporary folder for a pull.
+    pub fn scratch(&self) -> Result<ScratchFolder, ImageError> {
         let failed = || ImageError::store("make a folder for an image on its way");
         let draft = Draft::new(&self.folder).map_err(failed())?;
         draft.make("layout").map_err(failed())?;
         let path = self.path.join(draft.name()).join("layout");
-        Ok(Scratch { path, draft })
+        Ok(ScratchFolder { path, draft })
     }
 
     fn sweepable(&self) -> io::Result<(Vec<OsString>, Vec<Digest>)> {
-        let (mut drafts, mut trees) = (Vec::new(), Vec::new());
+        let mut drafts = Vec::new();
+        let mut trees = Vec::new();
         for entry in self.folder.entries()? {
             let name = entry?.name;
             let hex = name.to_str().and_then(|name| name.strip_prefix("sha256-"));
@@ -348,58 +355,60 @@ impl Images {
             return Ok(());
         }
         let failed = || ImageError::store("remove an image without a name");
-        let Some((folder, about)) = self.open_tree(id).map_err(failed())? else {
+        let Some((folder, metadata)) = self.open_tree(id).map_err(failed())? else {
             return Ok(());
         };
-        if !::fs::try_lock(&about).map_err(failed())? {
+        if !::fs::try_lock(&metadata).map_err(failed())? {
             return Ok(());
         }
         let name = draft::retire(&self.folder, &folder, &tree_name(id)).map_err(failed())?;
         drop(lock);
-        draft::finish(&self.folder, &folder, &name).map_err(failed())
+        draft::remove_retired(&self.folder, &folder, &name).map_err(failed())
     }
 
-    /// Held for a moment, by one at a time; dies with its owner.
+    /// Takes the store's lock, which is held briefly and released when its owner ends.
     pub(crate) fn lock(&self) -> Result<File, ImageError> {
         let failed = || ImageError::store("lock the images");
-        let (flags, mode) = (OFlags::RDWR | OFlags::CREATE, Mode::RUSR | Mode::WUSR);
+        let flags = OFlags::RDWR | OFlags::CREATE;
+        let mode = Mode::RUSR | Mode::WUSR;
         let file = self.folder.open_file(LOCK, flags, mode).map_err(failed())?;
         rustix::fs::flock(&file, FlockOperation::LockExclusive)
             .map_err(|errno| failed()(errno.into()))?;
         Ok(file)
     }
 
-    /// The tree that is about to go, locked so that no run can begin with it.
-    fn take_for_removal(
+    /// Locks the tree that is to be removed, so that no run can start with it.
+    fn lock_for_removal(
         &self,
         id: &Digest,
         reference: &ImageRef,
     ) -> Result<Option<(Dir, File, Digest)>, ImageError> {
         let failed = || ImageError::store("remove an image");
-        let Some((folder, about)) = self.open_tree(id).map_err(failed())? else {
+        let Some((folder, metadata)) = self.open_tree(id).map_err(failed())? else {
             return Ok(None);
         };
-        match ::fs::try_lock(&about).map_err(failed())? {
-            true => Ok(Some((folder, about, id.clone()))),
-            false => Err(ImageError::InUse(reference.familiar())),
+        if ::fs::try_lock(&metadata).map_err(failed())? {
+            Ok(Some((folder, metadata, id.clone())))
+        } else {
+            Err(ImageError::InUse(reference.familiar()))
         }
     }
 
-    /// Publishes a tree, or finds that it is there already; held either way.
+    /// Publishes a tree, unless it exists already.
     pub(crate) fn publish(&self, mut draft: Draft, id: &Digest) -> Result<(), ImageError> {
         let failed = || ImageError::store("put the image in its place");
         match draft.publish(&tree_name(id)) {
             Ok(()) => Ok(()),
             Err(taken) if taken.kind() == io::ErrorKind::AlreadyExists => {
-                if self.about(id).is_ok() {
+                if self.metadata(id).is_ok() {
                     return Ok(());
                 }
-                // Damaged, by the loss of power say: ours is whole.
+                // The existing tree is damaged, for example by power loss; ours is complete.
                 if let Some((folder, _)) = self.open_tree(id).map_err(failed())? {
                     let old =
                         draft::retire(&self.folder, &folder, &tree_name(id)).map_err(failed())?;
                     draft.publish(&tree_name(id)).map_err(failed())?;
-                    draft::finish(&self.folder, &folder, &old).map_err(failed())?;
+                    draft::remove_retired(&self.folder, &folder, &old).map_err(failed())?;
                 }
                 Ok(())
             }
@@ -411,28 +420,26 @@ impl Images {
         let found = self
             .folder
             .open_dir(tree_name(id))
-            .and_then(|folder| Ok((folder.read_file(draft::ABOUT)?, folder)));
+            .and_then(|folder| Ok((folder.read_file(draft::METADATA_FILE)?, folder)));
         match found {
-            Ok((about, folder)) => Ok(Some((folder, about))),
+            Ok((metadata, folder)) => Ok(Some((folder, metadata))),
             Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(source),
         }
     }
 
-    pub(crate) fn about(&self, id: &Digest) -> Result<About, ImageError> {
+    pub(crate) fn metadata(&self, id: &Digest) -> Result<ImageMetadata, ImageError> {
         let failed = || ImageError::store(format!("read the image {id}"));
         let gone = || failed()(io::ErrorKind::NotFound.into());
-        let (_, about) = self.open_tree(id).map_err(failed())?.ok_or_else(gone)?;
-        read_about(&about, id)
+        let (_, metadata) = self.open_tree(id).map_err(failed())?.ok_or_else(gone)?;
+        read_about(&metadata, id)
     }
 
-    /// The image of a name, held; nothing if it has just gone.
-    pub(crate) fn hold(&self, named: &Named) -> Result<Option<Stored>, ImageError> {
+    /// Opens and locks the image of a name; `None` if it has just been removed.
+    pub(crate) fn open_image(&self, named: &NameRecord) -> Result<Option<StoredImage>, ImageError> {
         let damaged = || ImageError::malformed("a name in the store", "it is damaged");
-        let (id, digest) = (
-            Digest::new(&named.image).ok_or_else(damaged)?,
-            named.digest().ok_or_else(damaged)?,
-        );
+        let id = Digest::new(&named.image).ok_or_else(damaged)?;
+        let digest = named.digest().ok_or_else(damaged)?;
         let failed = || ImageError::store(format!("hold the image {id}"));
         let Some((folder, lock)) = self.open_tree(&id).map_err(failed())? else {
             return Ok(None);
@@ -446,12 +453,12 @@ impl Images {
         {
             return Ok(None);
         }
-        let about = read_about(&lock, &id)?;
+        let metadata = read_about(&lock, &id)?;
         let root = self.path.join(tree_name(&id)).join("root");
-        Ok(Some(Stored {
+        Ok(Some(StoredImage {
             root,
             digest,
-            about,
+            metadata,
             images: self.clone(),
             id,
             _lock: lock,
@@ -459,27 +466,28 @@ impl Images {
     }
 }
 
-fn read_about(file: &File, id: &Digest) -> Result<About, ImageError> {
+fn read_about(file: &File, id: &Digest) -> Result<ImageMetadata, ImageError> {
     let damaged =
         |why: String| ImageError::malformed(format!("the image {id} in the store is damaged"), why);
     let mut bytes = Vec::new();
-    file.take(LONGEST_ABOUT)
+    file.take(MAX_METADATA_BYTES)
         .read_to_end(&mut bytes)
         .map_err(ImageError::store(format!("read the image {id}")))?;
-    let about: About =
+    let metadata: ImageMetadata =
         serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
-    match about.id == id.as_str() {
-        true => Ok(about),
-        false => Err(damaged("it says that it is another".to_owned())),
+    if metadata.id == id.as_str() {
+        Ok(metadata)
+    } else {
+        Err(damaged("it says that it is another".to_owned()))
     }
 }
 
-/// The folder of an image.
+/// Folder name of an image.
 pub(crate) fn tree_name(id: &Digest) -> String {
     format!("sha256-{}", id.hex())
 }
 
-/// Whoever may write here decides what a run starts from.
+/// A user who can write to the store decides what runs start from.
 fn check_owner(folder: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(folder)?;
     let us = rustix::process::geteuid().as_raw();

@@ -1,4 +1,5 @@
-//! Whom an image wants to run as: a name or a number, looked up in the image's own files as Docker does it.
+//! Resolves the user that an image runs as: a name or a number, looked up in the image's own files
+//! with Docker's rules.
 
 use crate::error::{ImageError, shown};
 use ::fs::{Dir, Lookup};
@@ -9,19 +10,19 @@ use std::{
     io::{self, Read},
 };
 
-/// What a box runs as where an image says nothing, or says root.
+/// User id in the sandbox where an image names no user, or root.
 const DEFAULT_ID: u32 = 1000;
-const LONGEST_TABLE: u64 = 4 << 20;
+const MAX_TABLE_BYTES: u64 = 4 << 20;
 
 /// A user with all groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Person {
+pub(crate) struct ResolvedUser {
     pub(crate) user: User,
     pub(crate) groups: Vec<u32>,
 }
 
-impl Person {
-    /// How far the bits that serve this user lie to the left, in the mode of a file of this owner and group.
+impl ResolvedUser {
+    /// Shift of the mode bits that apply to this user, for a file with this owner and group.
     pub(crate) fn class(&self, (uid, gid): (u32, u32)) -> u16 {
         if uid == self.user.uid {
             6
@@ -33,9 +34,12 @@ impl Person {
     }
 }
 
-/// The user that `wanted` names; none if that is nobody in particular, or root, which nobody is in a box.
-pub(crate) fn resolve(root: &Dir, wanted: &str) -> Result<(Person, Option<User>), ImageError> {
-    let nobody = Person {
+/// Resolves `wanted`; `None` if it names no user, or root, which no sandbox grants.
+pub(crate) fn resolve(
+    root: &Dir,
+    wanted: &str,
+) -> Result<(ResolvedUser, Option<User>), ImageError> {
+    let nobody = ResolvedUser {
         user: User {
             uid: DEFAULT_ID,
             gid: DEFAULT_ID,
@@ -56,7 +60,8 @@ pub(crate) fn resolve(root: &Dir, wanted: &str) -> Result<(Person, Option<User>)
     let table = |path: &str| {
         table(root, path).map_err(|error| bad(format!("its /{path} cannot be read: {error}")))
     };
-    let (passwd, groups) = (table("etc/passwd")?, table("etc/group")?);
+    let passwd = table("etc/passwd")?;
+    let groups = table("etc/group")?;
     let found = find_user(&passwd, user)
         .ok_or_else(|| bad("its /etc/passwd has no such user".to_owned()))?;
     if found.uid == 0 {
@@ -77,14 +82,14 @@ pub(crate) fn resolve(root: &Dir, wanted: &str) -> Result<(Person, Option<User>)
         ),
     };
     if found.uid >= u32::MAX - 1 || gid >= u32::MAX - 1 {
-        return Err(bad("numbers above 4294967293 are nobody's".to_owned()));
+        return Err(bad("ids above 4294967293 are reserved".to_owned()));
     }
     let user = User {
         uid: found.uid,
         gid,
     };
     Ok((
-        Person {
+        ResolvedUser {
             user,
             groups: others,
         },
@@ -92,25 +97,26 @@ pub(crate) fn resolve(root: &Dir, wanted: &str) -> Result<(Person, Option<User>)
     ))
 }
 
-struct Found<'a> {
+struct PasswdEntry<'a> {
     uid: u32,
     gid: u32,
     name: Option<&'a [u8]>,
 }
 
-/// By name first, else by number. Of a number that the table does not have the group is 0, as with Docker.
-fn find_user<'a>(passwd: &'a [u8], wanted: &str) -> Option<Found<'a>> {
+/// Looks up a name first, then a number. A number that is not in the table has the group 0, as with
+/// Docker.
+fn find_user<'a>(passwd: &'a [u8], wanted: &str) -> Option<PasswdEntry<'a>> {
     let number = wanted.parse::<u32>().ok();
     let rows = || rows(passwd).filter_map(|row| Some((row[0], id(row.get(2)?)?, id(row.get(3)?)?)));
     let named = rows().find(|(name, _, _)| *name == wanted.as_bytes());
     let found = named.or_else(|| rows().find(|(_, uid, _)| Some(*uid) == number));
     match found {
-        Some((name, uid, gid)) => Some(Found {
+        Some((name, uid, gid)) => Some(PasswdEntry {
             uid,
             gid,
             name: Some(name),
         }),
-        None => number.map(|uid| Found {
+        None => number.map(|uid| PasswdEntry {
             uid,
             gid: 0,
             name: None,
@@ -147,18 +153,20 @@ fn id(text: &&[u8]) -> Option<u32> {
     str::from_utf8(text).ok()?.trim().parse().ok()
 }
 
-/// A file of the image; empty if it has none.
+/// Reads a file of the image; empty if it is absent.
 fn table(root: &Dir, path: &str) -> io::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK;
     let file = match root.open_at(path, flags, Mode::empty(), Lookup::LinksInRoot) {
         Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         file => File::from(file?),
     };
-    let about = file.metadata()?;
-    if !about.is_file() || about.len() > LONGEST_TABLE {
-        return Err(io::Error::other("it is no file, or longer than 4 MiB"));
+    let facts = file.metadata()?;
+    if !facts.is_file() || facts.len() > MAX_TABLE_BYTES {
+        return Err(io::Error::other(
+            "it is not a regular file, or is longer than 4 MiB",
+        ));
     }
     let mut bytes = Vec::new();
-    file.take(LONGEST_TABLE).read_to_end(&mut bytes)?;
+    file.take(MAX_TABLE_BYTES).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

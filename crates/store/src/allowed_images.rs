@@ -1,5 +1,5 @@
-//! The list of images that may be used, and the trail of who changed it and what was refused. What the list means is
-//! decided by [`spec::admit_image`]; here it is kept.
+//! The allow-list of images, and the trail of its changes and of refusals. [`spec::admit_image`] applies
+//! the list; this module stores it.
 
 use crate::database::{Database, DatabaseError};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
@@ -13,67 +13,68 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// Every entry is looked at for every image.
-const MOST_ENTRIES: i64 = 10_000;
-const MOST_CAPABILITIES: usize = 64;
-const LONGEST_NOTE: usize = 1000;
-/// Changes are always noted. Refusals stop here, or a loop of them would fill the disk.
-const LONGEST_TRAIL: i64 = 100_000;
-/// What one look at the trail shows.
-const SHOWN_OF_TRAIL: u32 = 1000;
+/// Every entry is compared with every image.
+const MAX_ENTRIES: i64 = 10_000;
+const MAX_CAPABILITIES: usize = 64;
+const MAX_NOTE_BYTES: usize = 1000;
+/// Changes are always recorded. Refusals stop at this number, or a loop of them would fill the
+/// disk.
+const MAX_TRAIL_ENTRIES: i64 = 100_000;
+/// Rows shown by one query of the trail.
+const TRAIL_PAGE_ROWS: u32 = 1000;
 
-/// The images that may be used, in the database of a state folder.
+/// The allow-list of images in the database of a state folder.
 #[derive(Debug)]
 pub struct AllowedImages {
     database: Database,
 }
 
-/// What somebody wants on the list.
+/// An entry to be added to the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NewEntry {
-    /// Which images.
+pub struct NewAllowedImage {
+    /// Images that the entry matches.
     pub pattern: ImagePattern,
-    /// The one digest they may have.
+    /// The only digest that they may have.
     pub pin: Option<Digest>,
-    /// What they are good for.
+    /// Capabilities that the entry grants.
     pub capabilities: BTreeSet<Capability>,
-    /// Whether the image is marked for agents, if it is known.
+    /// Whether the image is labelled for agents, if known.
     pub marked: Option<bool>,
-    /// Why.
+    /// Note of the administrator.
     pub note: String,
 }
 
-/// One line of the trail.
+/// One entry of the trail.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TrailLine {
-    /// When.
+pub struct ImageTrailEntry {
+    /// Time of the entry.
     pub at: Timestamp,
-    /// Who did it, or who was refused.
+    /// The user who changed the list or was refused.
     pub who: String,
     /// `allowed`, `disallowed` or `refused`.
     pub what: String,
-    /// The entry, or the image that was asked for.
+    /// The pattern of the entry, or the image that was refused.
     pub image: String,
-    /// The pin and the note, or the reason.
+    /// The digest and the note, or the reason of the refusal.
     pub about: String,
 }
 
 /// Why the list could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum AllowedImagesError {
-    /// The database.
+    /// The database failed.
     #[error(transparent)]
     Database(#[from] DatabaseError),
-    /// It is not for this one to change.
+    /// The user may not change the list.
     #[error("{who} may not change the list of allowed images")]
-    NotYours {
-        /// Who tried.
+    NotPermitted {
+        /// The user who tried.
         who: LocalUser,
     },
-    /// The entry is not one.
+    /// The entry is invalid.
     #[error("cannot allow `{pattern}`: {why}")]
     Entry {
-        /// Which one.
+        /// Pattern of the entry.
         pattern: ImagePattern,
         /// What is wrong with it.
         why: String,
@@ -81,48 +82,48 @@ pub enum AllowedImagesError {
     /// There is no such entry.
     #[error("there is no entry `{entry}` on the list of allowed images")]
     Missing {
-        /// What was asked for.
+        /// The pattern that was asked for.
         entry: String,
     },
-    /// What stands in the database is not what this Airlock writes.
+    /// A row of the database is not what this Airlock writes.
     #[error("the list of allowed images has an entry that cannot be read: `{}`", entry.escape_debug())]
     Unreadable {
-        /// Which one.
+        /// Pattern of the row.
         entry: String,
     },
 }
 
 impl AllowedImagesError {
-    /// What to do about it.
+    /// What the user can do about it.
     pub fn hint(&self) -> &'static str {
         match self {
             AllowedImagesError::Database(error) => error.hint(),
-            AllowedImagesError::NotYours { .. } => {
+            AllowedImagesError::NotPermitted { .. } => {
                 "ask one of those that `images.may_add` in the configuration file names; without it, the owner of the state folder"
             }
             AllowedImagesError::Entry { .. } | AllowedImagesError::Missing { .. } => {
                 "`airlock image allowed` shows the list"
             }
             AllowedImagesError::Unreadable { .. } => {
-                "nothing is allowed while it is there; put a copy of the database from a backup in its place"
+                "no image is allowed while it is there; restore the database from a backup"
             }
         }
     }
 }
 
 impl AllowedImages {
-    /// Opens the list in a state folder; makes an empty one if there is none.
+    /// Opens the list of a state folder; creates an empty one if there is none.
     pub fn open(state: &Path) -> Result<AllowedImages, DatabaseError> {
         Ok(AllowedImages {
             database: Database::open(state)?,
         })
     }
 
-    /// Puts an entry on the list, or in the place of the one with the same pattern and pin.
+    /// Adds an entry, or replaces the one with the same pattern and digest.
     pub fn allow(
         &self,
         policy: &ImagePolicy,
-        new: &NewEntry,
+        new: &NewAllowedImage,
         who: &LocalUser,
     ) -> Result<(), AllowedImagesError> {
         self.check_who(policy, who)?;
@@ -130,12 +131,12 @@ impl AllowedImages {
         let full = self.database.write(|transaction| {
             let others = "SELECT count(*) FROM allowed_image WHERE NOT (pattern = ? AND pin = ?)";
             let others: i64 = transaction.query_row(others, key(new), |row| row.get(0))?;
-            if others >= MOST_ENTRIES {
+            if others >= MAX_ENTRIES {
                 return Ok(true);
             }
             put(transaction, new, who)?;
             let about = [pin_text(new.pin.as_ref()), &new.note].join(" ");
-            note(
+            record(
                 transaction,
                 &who.to_string(),
                 "allowed",
@@ -144,16 +145,17 @@ impl AllowedImages {
             )?;
             Ok(false)
         })?;
-        match full {
-            true => Err(wrong(
+        if full {
+            Err(invalid_entry(
                 new,
-                format!("the list is full with {MOST_ENTRIES} entries"),
-            )),
-            false => Ok(()),
+                format!("the list is full with {MAX_ENTRIES} entries"),
+            ))
+        } else {
+            Ok(())
         }
     }
 
-    /// Takes entries off the list: all with this pattern, or the one with this pin. Says how many.
+    /// Removes entries: all with this pattern, or the one with this digest. Returns how many.
     pub fn disallow(
         &self,
         policy: &ImagePolicy,
@@ -163,11 +165,12 @@ impl AllowedImages {
     ) -> Result<usize, AllowedImagesError> {
         self.check_who(policy, who)?;
         let removed = self.database.write(|transaction| {
-            let (pattern, pin) = (pattern.to_string(), pin.map(Digest::as_str));
+            let pattern = pattern.to_string();
+            let pin = pin.map(Digest::as_str);
             let sql = "DELETE FROM allowed_image WHERE pattern = ?1 AND (?2 IS NULL OR pin = ?2)";
             let removed = transaction.execute(sql, params![pattern, pin])?;
             if removed > 0 {
-                note(
+                record(
                     transaction,
                     &who.to_string(),
                     "disallowed",
@@ -185,7 +188,7 @@ impl AllowedImages {
         }
     }
 
-    /// The list, in the order of its names.
+    /// The list, sorted by pattern.
     pub fn list(&self) -> Result<Vec<AllowedImage>, AllowedImagesError> {
         let rows = self.database.read(|connection| {
             let mut select = connection.prepare(
@@ -199,7 +202,8 @@ impl AllowedImages {
             .collect()
     }
 
-    /// Whether an image may be used; a refusal is noted. Where the list cannot be read, nothing may be.
+    /// Decides whether an image may be used, and records a refusal. If the list cannot be read,
+    /// every image is refused.
     pub fn check(
         &self,
         policy: &ImagePolicy,
@@ -217,14 +221,14 @@ impl AllowedImages {
                     uid: rustix::process::getuid().as_raw(),
                     name: None,
                 };
-                // Refused it is, noted or not.
-                let _ = self
-                    .database
-                    .write(|transaction| note_refusal(transaction, &who, &image, &refused.message));
+                // The refusal stands whether it was recorded or not.
+                let _ = self.database.write(|transaction| {
+                    record_refusal(transaction, &who, &image, &refused.message)
+                });
             })
     }
 
-    /// The decision and its reason, for whoever merely asks.
+    /// Decides without recording, for callers that only ask.
     pub fn admit(
         &self,
         policy: &ImagePolicy,
@@ -242,8 +246,8 @@ impl AllowedImages {
         spec::admit_image(policy, &entries, image, use_, needed)
     }
 
-    /// The last lines of the trail, the newest first.
-    pub fn trail(&self) -> Result<Vec<TrailLine>, AllowedImagesError> {
+    /// The latest entries of the trail, newest first.
+    pub fn trail(&self) -> Result<Vec<ImageTrailEntry>, AllowedImagesError> {
         let lines = self.database.read(|connection| {
             let mut select = connection.prepare(
                 "SELECT at_ms, who, what, image, about FROM image_trail ORDER BY id DESC LIMIT ?",
@@ -251,7 +255,7 @@ impl AllowedImages {
             let line = |row: &Row<'_>| {
                 let (who, what, image, about) =
                     (row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?);
-                Ok(TrailLine {
+                Ok(ImageTrailEntry {
                     at: time(row, 0)?,
                     who,
                     what,
@@ -259,50 +263,55 @@ impl AllowedImages {
                     about,
                 })
             };
-            select.query_map([SHOWN_OF_TRAIL], line)?.collect()
+            select.query_map([TRAIL_PAGE_ROWS], line)?.collect()
         })?;
         Ok(lines)
     }
 
     fn check_who(&self, policy: &ImagePolicy, who: &LocalUser) -> Result<(), AllowedImagesError> {
-        match policy.may_change(who, self.database.owner()) {
-            true => Ok(()),
-            false => Err(AllowedImagesError::NotYours { who: who.clone() }),
+        if policy.may_change(who, self.database.owner()) {
+            Ok(())
+        } else {
+            Err(AllowedImagesError::NotPermitted { who: who.clone() })
         }
     }
 }
 
-fn check_entry(new: &NewEntry) -> Result<(), AllowedImagesError> {
-    let many = new.capabilities.len() > MOST_CAPABILITIES;
+fn check_entry(new: &NewAllowedImage) -> Result<(), AllowedImagesError> {
+    let many = new.capabilities.len() > MAX_CAPABILITIES;
     match (
         new.pin.is_some() && new.pattern.is_path(),
         many,
-        new.note.len() > LONGEST_NOTE,
+        new.note.len() > MAX_NOTE_BYTES,
     ) {
-        (true, _, _) => Err(wrong(
+        (true, _, _) => Err(invalid_entry(
             new,
-            "a digest is one image, this means many".to_owned(),
+            "a digest selects one image, but this pattern matches many".to_owned(),
         )),
-        (_, true, _) => Err(wrong(
+        (_, true, _) => Err(invalid_entry(
             new,
-            format!("it has more than {MOST_CAPABILITIES} capabilities"),
+            format!("it has more than {MAX_CAPABILITIES} capabilities"),
         )),
-        (_, _, true) => Err(wrong(
+        (_, _, true) => Err(invalid_entry(
             new,
-            format!("its note is longer than {LONGEST_NOTE} bytes"),
+            format!("its note is longer than {MAX_NOTE_BYTES} bytes"),
         )),
         (false, false, false) => Ok(()),
     }
 }
 
-fn wrong(new: &NewEntry, why: String) -> AllowedImagesError {
+fn invalid_entry(new: &NewAllowedImage, why: String) -> AllowedImagesError {
     AllowedImagesError::Entry {
         pattern: new.pattern.clone(),
         why,
     }
 }
 
-fn put(transaction: &Transaction<'_>, new: &NewEntry, who: &LocalUser) -> rusqlite::Result<usize> {
+fn put(
+    transaction: &Transaction<'_>,
+    new: &NewAllowedImage,
+    who: &LocalUser,
+) -> rusqlite::Result<usize> {
     let words: Vec<_> = new.capabilities.iter().map(Capability::as_str).collect();
     let (pattern, pin) = key(new);
     transaction.execute(
@@ -312,7 +321,7 @@ fn put(transaction: &Transaction<'_>, new: &NewEntry, who: &LocalUser) -> rusqli
     )
 }
 
-fn key(new: &NewEntry) -> (String, String) {
+fn key(new: &NewAllowedImage) -> (String, String) {
     (
         new.pattern.to_string(),
         pin_text(new.pin.as_ref()).to_owned(),
@@ -323,7 +332,7 @@ fn pin_text(pin: Option<&Digest>) -> &str {
     pin.map_or("", Digest::as_str)
 }
 
-/// An entry, or the name of one that cannot be read.
+/// An entry, or the pattern of a row that cannot be read.
 fn entry(row: &Row<'_>) -> rusqlite::Result<Result<AllowedImage, String>> {
     let (pattern, pin, words): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
     let read = || {
@@ -340,7 +349,9 @@ fn entry(row: &Row<'_>) -> rusqlite::Result<Result<AllowedImage, String>> {
     let Some((parsed, pin, capabilities)) = read() else {
         return Ok(Err(pattern));
     };
-    let (marked, note, added_by) = (row.get(3)?, row.get(4)?, row.get(5)?);
+    let marked = row.get(3)?;
+    let note = row.get(4)?;
+    let added_by = row.get(5)?;
     let added_at = time(row, 6)?;
     Ok(Ok(AllowedImage {
         pattern: parsed,
@@ -353,7 +364,7 @@ fn entry(row: &Row<'_>) -> rusqlite::Result<Result<AllowedImage, String>> {
     }))
 }
 
-fn note(
+fn record(
     connection: &Connection,
     who: &str,
     what: &str,
@@ -364,8 +375,8 @@ fn note(
     connection.execute(sql, params![now(), who, what, image, about])
 }
 
-/// The last one there is room for says so.
-fn note_refusal(
+/// The last refusal that fits says that later ones are not recorded.
+fn record_refusal(
     transaction: &Transaction<'_>,
     who: &LocalUser,
     image: &str,
@@ -378,17 +389,17 @@ fn note_refusal(
         .unwrap_or(0);
     let who = who.to_string();
     match newest + 1 {
-        id if id < LONGEST_TRAIL => note(transaction, &who, "refused", image, why)?,
-        LONGEST_TRAIL => {
-            let full = format!("{why} (the trail is full: later refusals are not noted)");
-            note(transaction, &who, "refused", image, &full)?
+        id if id < MAX_TRAIL_ENTRIES => record(transaction, &who, "refused", image, why)?,
+        MAX_TRAIL_ENTRIES => {
+            let full = format!("{why} (the trail is full: later refusals are not recorded)");
+            record(transaction, &who, "refused", image, &full)?
         }
         _ => 0,
     };
     Ok(())
 }
 
-/// SQLite's numbers have a sign.
+/// SQLite integers are signed.
 fn time(row: &Row<'_>, column: usize) -> rusqlite::Result<Timestamp> {
     Ok(Timestamp(
         u64::try_from(row.get::<_, i64>(column)?).unwrap_or(0),

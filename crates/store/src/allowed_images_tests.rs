@@ -1,4 +1,4 @@
-//! What the list of allowed images promises, with several processes at once and when they are killed.
+//! Claims about the allow-list of images, with several processes at once and when they are killed.
 
 use super::*;
 use std::{
@@ -13,13 +13,15 @@ use std::{
 const A: &str = "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 const B: &str = "sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
 
-struct Place(PathBuf);
+struct StateFolder(PathBuf);
 
-impl Place {
-    fn new() -> Place {
+impl StateFolder {
+    fn new() -> StateFolder {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        Place(std::env::temp_dir().join(format!("airlock-allowed-{}-{count}", std::process::id())))
+        StateFolder(
+            std::env::temp_dir().join(format!("airlock-allowed-{}-{count}", std::process::id())),
+        )
     }
 
     fn images(&self) -> AllowedImages {
@@ -27,7 +29,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for StateFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -47,8 +49,8 @@ fn on() -> ImagePolicy {
     }
 }
 
-fn new(pattern: &str) -> NewEntry {
-    NewEntry {
+fn new(pattern: &str) -> NewAllowedImage {
+    NewAllowedImage {
         pattern: pattern.parse().expect(pattern),
         pin: None,
         capabilities: BTreeSet::new(),
@@ -57,14 +59,14 @@ fn new(pattern: &str) -> NewEntry {
     }
 }
 
-fn pinned(pattern: &str, pin: &str) -> NewEntry {
-    NewEntry {
+fn pinned(pattern: &str, pin: &str) -> NewAllowedImage {
+    NewAllowedImage {
         pin: Digest::new(pin),
         ..new(pattern)
     }
 }
 
-fn allow(images: &AllowedImages, entry: &NewEntry) {
+fn allow(images: &AllowedImages, entry: &NewAllowedImage) {
     images.allow(&on(), entry, &me()).unwrap();
 }
 
@@ -95,8 +97,9 @@ fn trail(images: &AllowedImages) -> Vec<(String, String, String)> {
 
 #[test]
 fn an_entry_is_read_as_it_was_written() {
-    let (place, before) = (Place::new(), now());
-    let entry = NewEntry {
+    let place = StateFolder::new();
+    let before = now();
+    let entry = NewAllowedImage {
         capabilities: ["go-tools", "python-tools"]
             .iter()
             .filter_map(|word| Capability::new(word))
@@ -122,7 +125,7 @@ fn an_entry_is_read_as_it_was_written() {
 
 #[test]
 fn one_name_may_have_several_pins_and_each_can_be_taken_off() {
-    let place = Place::new();
+    let place = StateFolder::new();
     let images = place.images();
     for entry in [
         new("python"),
@@ -148,12 +151,12 @@ fn one_name_may_have_several_pins_and_each_can_be_taken_off() {
 
 #[test]
 fn an_entry_allowed_again_takes_the_place_of_the_old_one() {
-    let place = Place::new();
+    let place = StateFolder::new();
     let images = place.images();
     for note in ["first", "second"] {
         allow(
             &images,
-            &NewEntry {
+            &NewAllowedImage {
                 note: note.into(),
                 ..new("python")
             },
@@ -171,7 +174,7 @@ fn an_entry_allowed_again_takes_the_place_of_the_old_one() {
 
 #[test]
 fn entries_that_make_no_sense_or_have_no_end_are_refused() {
-    let place = Place::new();
+    let place = StateFolder::new();
     let images = place.images();
     let many = (0..65)
         .filter_map(|number| Capability::new(&format!("c{number}")))
@@ -179,17 +182,17 @@ fn entries_that_make_no_sense_or_have_no_end_are_refused() {
     let cases = [
         (
             pinned("a/*", A),
-            "cannot allow `docker.io/a/*`: a digest is one image, this means many",
+            "cannot allow `docker.io/a/*`: a digest selects one image, but this pattern matches many",
         ),
         (
-            NewEntry {
+            NewAllowedImage {
                 note: "x".repeat(1001),
                 ..new("a")
             },
             "cannot allow `docker.io/library/a`: its note is longer than 1000 bytes",
         ),
         (
-            NewEntry {
+            NewAllowedImage {
                 capabilities: many,
                 ..new("a")
             },
@@ -204,7 +207,7 @@ fn entries_that_make_no_sense_or_have_no_end_are_refused() {
     }
     allow(
         &images,
-        &NewEntry {
+        &NewAllowedImage {
             note: "x".repeat(1000),
             ..new("a")
         },
@@ -214,13 +217,13 @@ fn entries_that_make_no_sense_or_have_no_end_are_refused() {
 
 #[test]
 fn a_full_list_takes_no_more_but_lets_entries_be_changed() {
-    let place = Place::new();
+    let place = StateFolder::new();
     let images = place.images();
     let fill = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)
                 INSERT INTO allowed_image SELECT 'docker.io/library/n' || i, '', '', NULL, '', 'x', 0 FROM n";
     images
         .database
-        .write(|transaction| transaction.execute(fill, [MOST_ENTRIES]))
+        .write(|transaction| transaction.execute(fill, [MAX_ENTRIES]))
         .unwrap();
     let refused = images
         .allow(&on(), &new("one-more"), &me())
@@ -232,7 +235,7 @@ fn a_full_list_takes_no_more_but_lets_entries_be_changed() {
     );
     allow(
         &images,
-        &NewEntry {
+        &NewAllowedImage {
             note: "changed".into(),
             ..new("n7")
         },
@@ -250,7 +253,7 @@ fn a_full_list_takes_no_more_but_lets_entries_be_changed() {
 
 #[test]
 fn the_list_is_changed_only_by_those_who_may() {
-    let place = Place::new();
+    let place = StateFolder::new();
     let images = place.images();
     let stranger = LocalUser {
         uid: me().uid + 1,
@@ -281,8 +284,9 @@ fn the_list_is_changed_only_by_those_who_may() {
 
 #[test]
 fn an_image_is_checked_against_the_list_as_it_is_now() {
-    let place = Place::new();
-    let (images, other) = (place.images(), place.images());
+    let place = StateFolder::new();
+    let images = place.images();
+    let other = place.images();
     let check = |policy: &ImagePolicy| images.check(policy, &facts("python:3.12"), ImageUse::Run);
     assert_eq!(check(&ImagePolicy::default()), Ok(()), "the policy is off");
     assert!(
@@ -321,11 +325,11 @@ fn an_image_is_checked_against_the_list_as_it_is_now() {
 
 #[test]
 fn the_trail_tells_who_did_what_and_is_only_added_to() {
-    let place = Place::new();
+    let place = StateFolder::new();
     let images = place.images();
     allow(
         &images,
-        &NewEntry {
+        &NewAllowedImage {
             note: "why".into(),
             ..pinned("python", A)
         },
@@ -363,12 +367,12 @@ fn the_trail_tells_who_did_what_and_is_only_added_to() {
 
 #[test]
 fn refusals_do_not_fill_the_disk_and_the_last_one_says_so() {
-    let place = Place::new();
+    let place = StateFolder::new();
     let images = place.images();
     let near = "INSERT INTO image_trail VALUES (?, 0, '', 'refused', '', '')";
     images
         .database
-        .write(|transaction| transaction.execute(near, [LONGEST_TRAIL - 2]))
+        .write(|transaction| transaction.execute(near, [MAX_TRAIL_ENTRIES - 2]))
         .unwrap();
     for _ in 0..4 {
         assert!(images.check(&on(), &facts("evil"), ImageUse::Run).is_err());
@@ -381,7 +385,7 @@ fn refusals_do_not_fill_the_disk_and_the_last_one_says_so() {
     assert_eq!(
         about,
         [
-            &format!("{why} (the trail is full: later refusals are not noted)"),
+            &format!("{why} (the trail is full: later refusals are not recorded)"),
             why,
             ""
         ]
@@ -392,7 +396,7 @@ fn refusals_do_not_fill_the_disk_and_the_last_one_says_so() {
 
 #[test]
 fn an_entry_that_cannot_be_read_lets_nothing_in() {
-    let place = Place::new();
+    let place = StateFolder::new();
     let images = place.images();
     allow(&images, &new("python"));
     assert!(images.check(&on(), &facts("python"), ImageUse::Run).is_ok());
@@ -420,21 +424,19 @@ fn an_entry_that_cannot_be_read_lets_nothing_in() {
     assert!(images.check(&on(), &facts("python"), ImageUse::Run).is_ok());
 }
 
-/// Adds `PREFIX-0`, `PREFIX-1`, … and says each when it is there.
+/// Adds `PREFIX-0`, `PREFIX-1`, … and prints each once it is stored.
 #[test]
 #[ignore = "a child of other tests"]
 fn child_adds() {
     let variable = |name| std::env::var(name).unwrap();
-    let (prefix, count) = (
-        variable("AIRLOCK_TEST_PREFIX"),
-        variable("AIRLOCK_TEST_COUNT").parse::<u32>().unwrap(),
-    );
+    let prefix = variable("AIRLOCK_TEST_PREFIX");
+    let count = variable("AIRLOCK_TEST_COUNT").parse::<u32>().unwrap();
     let images = AllowedImages::open(Path::new(&variable("AIRLOCK_TEST_FOLDER"))).unwrap();
     for number in 0..count {
         let name = format!("{prefix}-{number}");
         allow(
             &images,
-            &NewEntry {
+            &NewAllowedImage {
                 note: name.repeat(20),
                 ..pinned(&name, A)
             },
@@ -443,7 +445,7 @@ fn child_adds() {
     }
 }
 
-fn child(place: &Place, prefix: &str, count: u32) -> Child {
+fn child(place: &StateFolder, prefix: &str, count: u32) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args([
             "--ignored",
@@ -460,7 +462,7 @@ fn child(place: &Place, prefix: &str, count: u32) -> Child {
         .unwrap()
 }
 
-/// Every entry with all its words and its line in the trail, and nothing broken below.
+/// Every entry is complete and has its trail entry, and the database is intact.
 fn check_whole(images: &AllowedImages) -> Vec<String> {
     let list = images.list().unwrap();
     for entry in &list {
@@ -490,7 +492,7 @@ fn check_whole(images: &AllowedImages) -> Vec<String> {
 
 #[test]
 fn eight_processes_add_at_once_and_everything_is_there() {
-    let place = Place::new();
+    let place = StateFolder::new();
     let mut children: Vec<_> = (0..8)
         .map(|number| child(&place, &format!("p{number}"), 20))
         .collect();
@@ -509,7 +511,7 @@ fn eight_processes_add_at_once_and_everything_is_there() {
 
 #[test]
 fn a_killed_writer_leaves_whole_entries_and_all_that_it_confirmed() {
-    let place = Place::new();
+    let place = StateFolder::new();
     let mut confirmed = Vec::new();
     for round in 0..20 {
         let mut child = child(&place, &format!("r{round}"), 1000);
@@ -541,9 +543,9 @@ fn a_killed_writer_leaves_whole_entries_and_all_that_it_confirmed() {
 #[test]
 fn a_process_killed_while_it_makes_the_database_leaves_one_that_opens() {
     for round in 0..20 {
-        let place = Place::new();
+        let place = StateFolder::new();
         let mut child = child(&place, "r", 3);
-        // Anywhere between its start and its end: the moment is what varies.
+        // The kill lands anywhere between start and end of the process.
         std::thread::sleep(Duration::from_micros(round * 700));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -1,51 +1,52 @@
-//! The audit: who asked for what, what was decided by which rule, and what came of it. Only added to.
+//! The audit log: who requested what, which rule decided, and the outcome. Append-only.
 //!
 //! ```text
 //! STATE/audit/server.jsonl ─▶ server~2.jsonl ─▶ …      lines bound by hashes (crate `journal`), one owner by lock
 //! STATE/airlock.db            where each file begins, and the last line that is surely on the disk (`marks`)
 //! ```
 //!
-//! A line outlasts the process at once, and the power within a second. What is cut off behind the last mark is not found by
-//! ourselves: it is by whoever noted a head elsewhere.
+//! A record survives the end of the process at once, and power loss within a second. Truncation
+//! after the last checkpoint cannot be detected by the log itself: compare it with a head hash that
+//! was stored elsewhere.
 
-mod file;
-mod marks;
-mod page;
-mod tidy;
+mod checkpoints;
+mod maintenance;
+mod query;
 mod verify;
+mod writer;
 
-pub use file::{AuditSettings, Note, set_aside};
 pub use journal::{Durability, JournalProblem};
-pub use page::{Asked, Page, Row, WrongPlace, page};
-pub use verify::{Verified, Wrong, head, parsed as hash, verify};
+pub use query::{AuditFilter, AuditPage, AuditRow, BadCursor, read_page};
+pub use verify::{VerifyError, VerifyReport, head, parse_hash, verify};
+pub use writer::{AuditSettings, OwnedAuditEntry, set_aside};
 
-use file::Shared;
 use std::{
     io,
     path::Path,
     sync::{Arc, PoisonError},
     thread::JoinHandle,
 };
+use writer::AuditWriter;
 
-/// The folder in the state folder.
+/// Folder in the state folder.
 const FOLDER: &str = "audit";
-/// The journal that a server writes.
+/// Name of the server's journal.
 const NAME: &str = "server";
 
-/// How it was decided.
+/// The decision about a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Decision {
-    /// It may be done.
+    /// Allowed.
     Allowed,
-    /// It may not.
+    /// Refused.
     Refused,
-    /// It happened.
+    /// No decision: an event that happened.
     #[default]
     Happened,
 }
 
 impl Decision {
-    /// As it is written.
+    /// The name in the log.
     pub const fn name(self) -> &'static str {
         match self {
             Decision::Allowed => "allowed",
@@ -55,53 +56,54 @@ impl Decision {
     }
 }
 
-/// One line. What is empty is left out; no field ever holds a secret, an argument list or a program's output.
+/// One record. Empty fields are left out; no field ever contains a secret, an argument list or a
+/// program's output.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Entry<'a> {
-    /// `run.accept`, `run.start`, `run.deny`, `run.end`, `job.accept`, `job.end`, `sandbox.make`, `sandbox.exec`, `key.make`,
-    /// `key.revoke`, `image.allow`, `server.start`, …
+pub struct AuditEntry<'a> {
+    /// `run.accept`, `run.start`, `run.deny`, `run.end`, `job.accept`, `job.end`, `sandbox.make`,
+    /// `sandbox.exec`, `key.make`, `key.revoke`, `image.allow`, `server.start`, …
     pub what: &'a str,
-    /// How it was decided.
+    /// The decision.
     pub decision: Decision,
-    /// Whose it is.
+    /// Tenant.
     pub tenant: &'a str,
-    /// The key by which it was asked for.
+    /// API key of the request.
     pub key: &'a str,
-    /// The run or sandbox.
+    /// Run or sandbox.
     pub run: &'a str,
-    /// The task that it belongs to.
+    /// Task that it belongs to.
     pub task: &'a str,
-    /// The job that it belongs to.
+    /// Job that it belongs to.
     pub job: &'a str,
-    /// Which rule decided: a scope, a quota, a barrier, a rule of an egress door.
+    /// Rule that decided: a scope, a quota, a barrier, an egress rule.
     pub rule: &'a str,
-    /// In a few words, what of it: a status, a target, a limit.
+    /// A few words of detail: a status, a target, a limit.
     pub about: &'a str,
 }
 
-/// The audit of a state folder, written by whoever owns that.
+/// The audit log of a state folder, written by the process that owns it.
 #[derive(Debug)]
-pub struct Audit {
-    shared: Arc<Shared>,
+pub struct AuditLog {
+    shared: Arc<AuditWriter>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Audit {
-    /// Goes on with the audit of a state folder; begins one if there is none.
-    pub fn open(state: &Path) -> io::Result<Audit> {
-        Audit::open_with(state, AuditSettings::default())
+impl AuditLog {
+    /// Continues the audit log of a state folder; starts one if there is none.
+    pub fn open(state: &Path) -> io::Result<AuditLog> {
+        AuditLog::open_with(state, AuditSettings::default())
     }
 
-    /// The same, kept as these settings say.
-    pub fn open_with(state: &Path, settings: AuditSettings) -> io::Result<Audit> {
-        let shared = Arc::new(Shared::open(state, settings)?);
-        let mut audit = Audit {
+    /// The same with these settings.
+    pub fn open_with(state: &Path, settings: AuditSettings) -> io::Result<AuditLog> {
+        let shared = Arc::new(AuditWriter::open(state, settings)?);
+        let mut audit = AuditLog {
             shared,
             threads: Vec::new(),
         };
         for (name, work) in [
-            ("audit", tidy::work as fn(&Shared)),
-            ("audit-marks", tidy::keep),
+            ("audit", maintenance::sync_loop as fn(&AuditWriter)),
+            ("audit-marks", maintenance::retention_loop),
         ] {
             let theirs = Arc::clone(&audit.shared);
             let thread = std::thread::Builder::new()
@@ -112,30 +114,32 @@ impl Audit {
         Ok(audit)
     }
 
-    /// Whether [`note`](Audit::note) waits for the disk, and is not to be called where others wait for their turn.
-    pub fn waits(&self) -> bool {
-        self.shared.waits()
+    /// Whether [`append`](AuditLog::append) waits for the disk, so that it must not be called from
+    /// the event loop.
+    pub fn waits_for_disk(&self) -> bool {
+        self.shared.waits_for_disk()
     }
 
-    /// Adds a line. Once it returns, the line outlasts this process; if it fails, what it tells of must not be done.
-    pub fn note(&self, entry: &Entry<'_>) -> io::Result<()> {
-        self.shared.note(entry)
+    /// Appends a record. Once it returns, the record survives this process; if it fails, the
+    /// recorded action must not be done.
+    pub fn append(&self, entry: &AuditEntry<'_>) -> io::Result<()> {
+        self.shared.append(entry)
     }
 
-    /// Adds a line about what has happened already. If it cannot be written now it is later; there is a bound on how many
-    /// wait, and how many were left out is written, too.
-    pub fn note_happened(&self, entry: &Entry<'_>) {
-        self.shared.note_happened(entry);
+    /// Appends a record of an event that has already happened. If it cannot be written now, it is
+    /// queued; the queue is bounded, and the number of dropped records is recorded.
+    pub fn append_event(&self, entry: &AuditEntry<'_>) {
+        self.shared.append_event(entry);
     }
 
-    /// Makes sure of everything that was written, and marks it, so that nothing of it can be cut off unseen.
-    pub fn mark(&self) {
-        // A mark that is missing makes less certain, and nothing wrong.
-        _ = tidy::sync_and_mark(&self.shared);
+    /// Syncs all records and stores a checkpoint, so that they cannot be truncated unnoticed.
+    pub fn checkpoint(&self) {
+        // A missing checkpoint weakens the proof; it makes nothing wrong.
+        _ = maintenance::sync_and_checkpoint(&self.shared);
     }
 
-    /// Why lines cannot be written, or no longer be made to last.
-    pub fn trouble(&self) -> Option<String> {
+    /// Why records cannot be written or synced.
+    pub fn write_error(&self) -> Option<String> {
         let state = self
             .shared
             .state
@@ -145,19 +149,19 @@ impl Audit {
             .synced
             .as_ref()
             .err()
-            .or(state.trouble.as_ref())
+            .or(state.write_error.as_ref())
             .cloned()
     }
 }
 
-impl Drop for Audit {
+impl Drop for AuditLog {
     fn drop(&mut self) {
         self.shared.finish();
         for thread in self.threads.drain(..) {
-            // If it panicked the last mark is an older one, and nothing is lost.
+            // If the thread panicked, the last checkpoint is older; nothing is lost.
             _ = thread.join();
         }
-        self.mark();
+        self.checkpoint();
     }
 }
 

@@ -1,15 +1,15 @@
 use super::*;
 use std::{fs, path::PathBuf, time::Duration};
 
-/// A state folder that is gone afterwards.
-struct Scratch(PathBuf);
+/// A state folder, removed when dropped.
+struct StateFolder(PathBuf);
 
-impl Scratch {
-    fn new(name: &str) -> Scratch {
+impl StateFolder {
+    fn new(name: &str) -> StateFolder {
         let path =
             std::env::temp_dir().join(format!("airlock-audit-{name}-{}", std::process::id()));
         _ = fs::remove_dir_all(&path);
-        Scratch(path)
+        StateFolder(path)
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -33,19 +33,19 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for StateFolder {
     fn drop(&mut self) {
         _ = fs::remove_dir_all(&self.0);
     }
 }
 
-fn run<'a>(id: &'a str, tenant: &'a str) -> Entry<'a> {
-    Entry {
+fn run<'a>(id: &'a str, tenant: &'a str) -> AuditEntry<'a> {
+    AuditEntry {
         what: "run.end",
         run: id,
         tenant,
         about: "succeeded",
-        ..Entry::default()
+        ..AuditEntry::default()
     }
 }
 
@@ -56,81 +56,81 @@ fn small() -> AuditSettings {
     }
 }
 
-/// Several files of lines of two tenants.
-fn filled(name: &str) -> Scratch {
-    let scratch = Scratch::new(name);
-    let audit = Audit::open_with(&scratch.0, small()).unwrap();
+/// Several files with records of two tenants.
+fn filled(name: &str) -> StateFolder {
+    let folder = StateFolder::new(name);
+    let audit = AuditLog::open_with(&folder.0, small()).unwrap();
     for index in 0..20 {
         audit
-            .note(&run(
+            .append(&run(
                 &format!("r{index}"),
                 if index % 2 == 0 { "even" } else { "odd" },
             ))
             .unwrap();
     }
     drop(audit);
-    assert!(scratch.files() > 3);
-    scratch
+    assert!(folder.files() > 3);
+    folder
 }
 
 #[test]
 fn what_is_written_is_believed_and_goes_on() {
-    let scratch = filled("on");
-    let before = verify(&scratch.0, None).unwrap();
+    let folder = filled("on");
+    let before = verify(&folder.0, None).unwrap();
     assert_eq!((before.lines, before.first, before.last), (20, 1, 20));
-    assert_eq!(head(&scratch.0).unwrap(), Some((20, before.head.clone())));
-    let audit = Audit::open(&scratch.0).unwrap();
-    assert!(Audit::open(&scratch.0).is_err(), "it has one owner");
-    audit.note(&run("more", "even")).unwrap();
+    assert_eq!(head(&folder.0).unwrap(), Some((20, before.head.clone())));
+    let audit = AuditLog::open(&folder.0).unwrap();
+    assert!(AuditLog::open(&folder.0).is_err(), "it has one owner");
+    audit.append(&run("more", "even")).unwrap();
     assert_eq!(
-        verify(&scratch.0, None).unwrap().lines,
+        verify(&folder.0, None).unwrap().lines,
         21,
         "while it is written, too"
     );
     drop(audit);
     assert!(
-        verify(&scratch.0, Some(hash(&before.head).unwrap())).is_ok(),
+        verify(&folder.0, Some(parse_hash(&before.head).unwrap())).is_ok(),
         "a head from before is still there"
     );
-    assert!(verify(&scratch.0, Some([7; 32])).is_err());
+    assert!(verify(&folder.0, Some([7; 32])).is_err());
     assert!(
-        verify(&scratch.0, Some([0; 32])).is_err(),
+        verify(&folder.0, Some([0; 32])).is_err(),
         "no line has this hash"
     );
 }
 
 #[test]
 fn whatever_is_cut_off_taken_away_or_put_back_is_found() {
-    let scratch = filled("cut");
-    let keep = |name: &str| fs::read(scratch.file(name)).unwrap();
-    let last = format!("server~{}.jsonl", scratch.files());
+    let folder = filled("cut");
+    let keep = |name: &str| fs::read(folder.file(name)).unwrap();
+    let last = format!("server~{}.jsonl", folder.files());
     let whole = keep(&last);
-    // Half a line, a whole one, all lines, the file.
+    // Removes half a record, a whole one, all records, the file.
     let line = whole.iter().rposition(|byte| *byte == b'{').unwrap();
     for length in [whole.len() - 3, line, 0] {
-        fs::write(scratch.file(&last), &whole[..length]).unwrap();
+        fs::write(folder.file(&last), &whole[..length]).unwrap();
         assert!(
-            scratch.wrong().contains(&last),
+            folder.wrong().contains(&last),
             "{length}: {}",
-            scratch.wrong()
+            folder.wrong()
         );
     }
-    fs::remove_file(scratch.file(&last)).unwrap();
-    assert!(scratch.wrong().contains("missing"), "{}", scratch.wrong());
-    assert!(Audit::open(&scratch.0).is_err(), "nobody goes on with it");
-    fs::write(scratch.file(&last), &whole).unwrap();
-    set_mode(&scratch.file(&last));
-    verify(&scratch.0, None).unwrap();
+    fs::remove_file(folder.file(&last)).unwrap();
+    assert!(folder.wrong().contains("missing"), "{}", folder.wrong());
+    assert!(AuditLog::open(&folder.0).is_err(), "nobody goes on with it");
+    fs::write(folder.file(&last), &whole).unwrap();
+    set_mode(&folder.file(&last));
+    verify(&folder.0, None).unwrap();
     for name in ["server.jsonl", "server~2.jsonl"] {
         let kept = keep(name);
-        fs::remove_file(scratch.file(name)).unwrap();
-        assert!(scratch.wrong().contains("missing"), "{}", scratch.wrong());
-        fs::write(scratch.file(name), kept).unwrap();
-        set_mode(&scratch.file(name));
+        fs::remove_file(folder.file(name)).unwrap();
+        assert!(folder.wrong().contains("missing"), "{}", folder.wrong());
+        fs::write(folder.file(name), kept).unwrap();
+        set_mode(&folder.file(name));
     }
-    verify(&scratch.0, None).unwrap();
-    fs::remove_dir_all(scratch.0.join(FOLDER)).unwrap();
-    assert!(scratch.wrong().ends_with("the audit is gone"));
+    verify(&folder.0, None).unwrap();
+    fs::remove_dir_all(folder.0.join(FOLDER)).unwrap();
+    assert!(folder.wrong().ends_with("the audit is missing"));
 }
 
 fn set_mode(path: &Path) {
@@ -140,98 +140,98 @@ fn set_mode(path: &Path) {
 
 #[test]
 fn a_tail_with_fitting_hashes_is_found_by_its_mark() {
-    let scratch = Scratch::new("tail");
+    let folder = StateFolder::new("tail");
     for about in ["one", "two"] {
-        let audit = Audit::open(&scratch.0).unwrap();
+        let audit = AuditLog::open(&folder.0).unwrap();
         audit
-            .note(&Entry {
+            .append(&AuditEntry {
                 what: "key.make",
                 about,
-                ..Entry::default()
+                ..AuditEntry::default()
             })
             .unwrap();
     }
-    // Another history that is a chain as well.
-    let other = Scratch::new("tail-other");
-    let audit = Audit::open(&other.0).unwrap();
+    // Another history that is a valid chain, too.
+    let other = StateFolder::new("tail-other");
+    let audit = AuditLog::open(&other.0).unwrap();
     for about in ["one", "another", "third"] {
         audit
-            .note(&Entry {
+            .append(&AuditEntry {
                 what: "key.make",
                 about,
-                ..Entry::default()
+                ..AuditEntry::default()
             })
             .unwrap();
     }
     drop(audit);
     verify(&other.0, None).unwrap();
-    fs::copy(other.file("server.jsonl"), scratch.file("server.jsonl")).unwrap();
+    fs::copy(other.file("server.jsonl"), folder.file("server.jsonl")).unwrap();
     assert!(
-        scratch.wrong().contains("was rewritten"),
+        folder.wrong().contains("was rewritten"),
         "{}",
-        scratch.wrong()
+        folder.wrong()
     );
 }
 
 #[test]
 fn half_a_line_of_a_dead_owner_is_cut_off() {
-    let scratch = filled("torn");
-    let last = scratch.file(&format!("server~{}.jsonl", scratch.files()));
+    let folder = filled("torn");
+    let last = folder.file(&format!("server~{}.jsonl", folder.files()));
     let whole = fs::read(&last).unwrap();
     fs::write(&last, [&whole[..], br#"{"n":21,"at":17"#].concat()).unwrap();
-    assert!(scratch.wrong().contains("ends within it"));
-    Audit::open(&scratch.0)
+    assert!(folder.wrong().contains("ends within it"));
+    AuditLog::open(&folder.0)
         .unwrap()
-        .note(&run("after", "even"))
+        .append(&run("after", "even"))
         .unwrap();
-    assert_eq!(verify(&scratch.0, None).unwrap().lines, 21);
+    assert_eq!(verify(&folder.0, None).unwrap().lines, 21);
 }
 
-/// As a loss of power leaves it: the next file is there, and the end of the one before is not.
+/// State after power loss: the next file exists, and the end of the previous one does not.
 #[test]
 fn half_a_line_before_files_that_were_only_begun_is_cut_off_too() {
-    let scratch = Scratch::new("begun");
-    let audit = Audit::open(&scratch.0).unwrap();
-    audit.note(&run("one", "t")).unwrap();
+    let folder = StateFolder::new("begun");
+    let audit = AuditLog::open(&folder.0).unwrap();
+    audit.append(&run("one", "t")).unwrap();
     drop(audit);
-    let first = scratch.file("server.jsonl");
+    let first = folder.file("server.jsonl");
     let whole = fs::read(&first).unwrap();
-    let begun = |whole: &[u8], text: &str| {
+    let segment_started = |whole: &[u8], text: &str| {
         fs::write(&first, [whole, br#"{"n":2,"at":17"#].concat()).unwrap();
         for name in ["server~2.jsonl", "server~3.jsonl"] {
-            fs::write(scratch.file(name), text).unwrap();
-            set_mode(&scratch.file(name));
+            fs::write(folder.file(name), text).unwrap();
+            set_mode(&folder.file(name));
         }
     };
-    begun(&whole, "{}\n");
-    assert!(Audit::open(&scratch.0).is_err(), "somebody wrote there");
-    begun(&whole, "");
+    segment_started(&whole, "{}\n");
+    assert!(AuditLog::open(&folder.0).is_err(), "somebody wrote there");
+    segment_started(&whole, "");
     assert!(
-        scratch
+        folder
             .wrong()
             .contains("server.jsonl`, line 2: the file ends within it"),
         "{}",
-        scratch.wrong()
+        folder.wrong()
     );
-    Audit::open(&scratch.0)
+    AuditLog::open(&folder.0)
         .unwrap()
-        .note(&run("after", "t"))
+        .append(&run("after", "t"))
         .unwrap();
     assert_eq!(
-        (scratch.files(), verify(&scratch.0, None).unwrap().lines),
+        (folder.files(), verify(&folder.0, None).unwrap().lines),
         (1, 2)
     );
-    // What the database knows was begun behind a line that was surely written.
-    begun(&fs::read(&first).unwrap(), "");
-    let part = marks::Beginning {
+    // Starts that the database knows after the last durable record.
+    segment_started(&fs::read(&first).unwrap(), "");
+    let part = checkpoints::SegmentStart {
         part: 2,
-        ..known(&scratch)[0]
+        ..known(&folder)[0]
     };
-    marks::Marks::open(&scratch.0)
+    checkpoints::Checkpoints::open(&folder.0)
         .unwrap()
-        .begin(NAME, &part)
+        .add_segment(NAME, &part)
         .unwrap();
-    let refused = Audit::open(&scratch.0).unwrap_err().to_string();
+    let refused = AuditLog::open(&folder.0).unwrap_err().to_string();
     assert!(
         refused.contains("server.jsonl`, line 3: the file ends within it"),
         "{refused}"
@@ -240,54 +240,50 @@ fn half_a_line_before_files_that_were_only_begun_is_cut_off_too() {
 
 #[test]
 fn lines_of_which_the_database_knows_nothing_are_not_believed() {
-    let scratch = filled("forgotten");
-    fs::remove_file(scratch.0.join("airlock.db")).unwrap();
+    let folder = filled("forgotten");
+    fs::remove_file(folder.0.join("airlock.db")).unwrap();
+    assert!(folder.wrong().contains("airlock.db"), "{}", folder.wrong());
     assert!(
-        scratch.wrong().contains("airlock.db"),
-        "{}",
-        scratch.wrong()
-    );
-    assert!(
-        !scratch.0.join("airlock.db").exists(),
+        !folder.0.join("airlock.db").exists(),
         "whoever looks makes nothing"
     );
-    drop(crate::database::Database::open(&scratch.0).unwrap());
+    drop(crate::database::Database::open(&folder.0).unwrap());
     assert!(
-        scratch.wrong().contains("the database knows nothing of it"),
+        folder.wrong().contains("the database knows nothing of it"),
         "{}",
-        scratch.wrong()
+        folder.wrong()
     );
-    assert!(Audit::open(&scratch.0).is_err(), "nobody goes on with it");
-    let copying = crate::Upkeep::shared(&scratch.0).unwrap();
+    assert!(AuditLog::open(&folder.0).is_err(), "nobody goes on with it");
+    let copying = crate::UpkeepLock::shared(&folder.0).unwrap();
     assert!(
-        set_aside(&scratch.0).is_err(),
+        set_aside(&folder.0).is_err(),
         "while somebody copies it, it stays"
     );
     drop(copying);
-    set_aside(&scratch.0).unwrap().expect("a place");
-    assert_eq!(verify(&scratch.0, None).unwrap().lines, 1);
+    set_aside(&folder.0).unwrap().expect("a place");
+    assert_eq!(verify(&folder.0, None).unwrap().lines, 1);
 }
 
 #[test]
 fn old_files_go_with_a_line_about_it_and_the_rest_is_still_believed() {
-    let scratch = filled("old");
+    let folder = filled("old");
     let settings = AuditSettings {
         keep_for: Duration::ZERO,
         ..small()
     };
     std::thread::sleep(Duration::from_millis(2));
-    drop(Audit::open_with(&scratch.0, settings).unwrap());
-    assert!(scratch.files() < 4, "{}", scratch.files());
-    let verified = verify(&scratch.0, None).unwrap();
+    drop(AuditLog::open_with(&folder.0, settings).unwrap());
+    assert!(folder.files() < 4, "{}", folder.files());
+    let verified = verify(&folder.0, None).unwrap();
     assert!(verified.first > 1 && verified.last > 20, "{verified:?}");
-    let asked = Asked {
+    let asked = AuditFilter {
         what: Some("audit.remove".into()),
         limit: 100,
-        ..Asked::default()
+        ..AuditFilter::default()
     };
-    assert!(!page(&scratch.0, &asked).unwrap().rows.is_empty());
-    // What nobody removed by the rules is missed.
-    let first = fs::read_dir(scratch.0.join(FOLDER))
+    assert!(!read_page(&folder.0, &asked).unwrap().rows.is_empty());
+    // A file that retention did not remove is reported as missing.
+    let first = fs::read_dir(folder.0.join(FOLDER))
         .unwrap()
         .map(|entry| entry.unwrap().path());
     let mut files: Vec<_> = first
@@ -296,15 +292,15 @@ fn old_files_go_with_a_line_about_it_and_the_rest_is_still_believed() {
     files.sort_by_key(|path| path.to_string_lossy().len());
     files.sort();
     fs::remove_file(&files[0]).unwrap();
-    assert!(scratch.wrong().contains("missing"), "{}", scratch.wrong());
+    assert!(folder.wrong().contains("missing"), "{}", folder.wrong());
 }
 
 #[test]
 fn bytes_are_bounded_too() {
-    let scratch = filled("bytes");
+    let folder = filled("bytes");
     drop(
-        Audit::open_with(
-            &scratch.0,
+        AuditLog::open_with(
+            &folder.0,
             AuditSettings {
                 keep_bytes: 1500,
                 ..small()
@@ -312,22 +308,22 @@ fn bytes_are_bounded_too() {
         )
         .unwrap(),
     );
-    assert!(scratch.files() < 4, "{}", scratch.files());
-    verify(&scratch.0, None).unwrap();
+    assert!(folder.files() < 4, "{}", folder.files());
+    verify(&folder.0, None).unwrap();
 }
 
 #[test]
 fn pages_lead_from_the_newest_to_the_oldest_whatever_their_length() {
-    let scratch = filled("pages");
+    let folder = filled("pages");
     for limit in [1, 3, 7, 1000] {
-        let mut asked = Asked {
+        let mut asked = AuditFilter {
             tenant: Some("odd".into()),
             limit,
-            ..Asked::default()
+            ..AuditFilter::default()
         };
         let mut seen = Vec::new();
         loop {
-            let page = page(&scratch.0, &asked).unwrap();
+            let page = read_page(&folder.0, &asked).unwrap();
             assert!(page.rows.len() <= limit);
             seen.extend(page.rows.into_iter().map(|row| row.run));
             match page.before {
@@ -342,12 +338,12 @@ fn pages_lead_from_the_newest_to_the_oldest_whatever_their_length() {
             .collect();
         assert_eq!(seen, expected, "{limit}");
     }
-    let one = Asked {
+    let one = AuditFilter {
         run: Some("r4".into()),
         limit: 9,
-        ..Asked::default()
+        ..AuditFilter::default()
     };
-    assert_eq!(page(&scratch.0, &one).unwrap().rows.len(), 1);
+    assert_eq!(read_page(&folder.0, &one).unwrap().rows.len(), 1);
     for wrong in [
         "",
         "x",
@@ -358,16 +354,14 @@ fn pages_lead_from_the_newest_to_the_oldest_whatever_their_length() {
         "1--1",
         "4294967296-0",
     ] {
-        let asked = Asked {
+        let asked = AuditFilter {
             before: Some(wrong.into()),
             limit: 1,
-            ..Asked::default()
+            ..AuditFilter::default()
         };
-        let error = page(&scratch.0, &asked).unwrap_err();
+        let error = read_page(&folder.0, &asked).unwrap_err();
         assert!(
-            error
-                .get_ref()
-                .is_some_and(|cause| cause.is::<WrongPlace>()),
+            error.get_ref().is_some_and(|cause| cause.is::<BadCursor>()),
             "{wrong}"
         );
     }
@@ -375,11 +369,12 @@ fn pages_lead_from_the_newest_to_the_oldest_whatever_their_length() {
 
 #[test]
 fn what_cannot_be_written_is_refused_and_what_happened_is_written_later() {
-    let scratch = Scratch::new("full");
-    let audit = Audit::open(&scratch.0).unwrap();
-    audit.note(&run("before", "t")).unwrap();
+    let folder = StateFolder::new("full");
+    let audit = AuditLog::open(&folder.0).unwrap();
+    audit.append(&run("before", "t")).unwrap();
     let swap = |file| std::mem::replace(&mut audit.shared.state.lock().unwrap().writer.file, file);
-    // A file that takes nothing, and can be cut back: the end of a write that failed is the same.
+    // A file that accepts no writes but can be truncated: a write that fails halfway has the same
+    // effect.
     let limited =
         rustix::fs::memfd_create("limited", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     let length = audit.shared.state.lock().unwrap().writer.length();
@@ -390,82 +385,82 @@ fn what_cannot_be_written_is_refused_and_what_happened_is_written_later() {
     )
     .unwrap();
     let kept = swap(Arc::new(limited.into()));
-    assert!(audit.note(&run("refused", "t")).is_err() && audit.trouble().is_some());
-    audit.note_happened(&run("ended", "t"));
+    assert!(audit.append(&run("refused", "t")).is_err() && audit.write_error().is_some());
+    audit.append_event(&run("ended", "t"));
     drop(swap(kept));
-    audit.note(&run("after", "t")).unwrap();
-    assert_eq!(audit.trouble(), None);
+    audit.append(&run("after", "t")).unwrap();
+    assert_eq!(audit.write_error(), None);
     drop(audit);
-    let all = Asked {
+    let all = AuditFilter {
         limit: 10,
-        ..Asked::default()
+        ..AuditFilter::default()
     };
-    let runs: Vec<_> = page(&scratch.0, &all)
+    let runs: Vec<_> = read_page(&folder.0, &all)
         .unwrap()
         .rows
         .into_iter()
         .map(|row| row.run)
         .collect();
     assert_eq!(runs, ["after", "ended", "before"]);
-    verify(&scratch.0, None).unwrap();
+    verify(&folder.0, None).unwrap();
 }
 
 #[test]
 fn a_failed_sync_is_told_of_for_as_long_as_nothing_is_sure() {
-    let scratch = Scratch::new("unsure");
-    let audit = Audit::open(&scratch.0).unwrap();
-    audit.note(&run("before", "t")).unwrap();
-    audit.mark();
+    let folder = StateFolder::new("unsure");
+    let audit = AuditLog::open(&folder.0).unwrap();
+    audit.append(&run("before", "t")).unwrap();
+    audit.checkpoint();
     assert_eq!(
-        (audit.trouble(), head(&scratch.0).unwrap().unwrap().0),
+        (audit.write_error(), head(&folder.0).unwrap().unwrap().0),
         (None, 1),
         "the positive control"
     );
-    audit.note(&run("unsure", "t")).unwrap();
-    // What is no file on a disk cannot be synced.
+    audit.append(&run("unsure", "t")).unwrap();
+    // A descriptor that cannot be synced.
     let (_reader, pipe) = std::io::pipe().unwrap();
     let pipe = std::fs::File::from(std::os::fd::OwnedFd::from(pipe));
     let swap = |file| {
         let mut state = audit.shared.state.lock().unwrap();
-        // Whether or not the threads have come by meanwhile, there is something to sync.
+        // There is something to sync, whether or not the maintenance threads ran meanwhile.
         state.synced = state.synced.clone().map(|_| 0);
         std::mem::replace(&mut state.writer.file, file)
     };
     let kept = swap(Arc::new(pipe));
-    audit.mark();
+    audit.checkpoint();
     drop(swap(kept));
-    audit.note(&run("after", "t")).unwrap();
-    audit.mark();
-    let why = audit.trouble().expect("it is still unsure");
-    assert!(why.contains("cannot be made to last"), "{why}");
+    audit.append(&run("after", "t")).unwrap();
+    audit.checkpoint();
+    let why = audit.write_error().expect("it is still unsure");
+    assert!(why.contains("cannot be synced to disk"), "{why}");
     drop(audit);
-    let audit = Audit::open(&scratch.0).unwrap();
-    audit.mark();
+    let audit = AuditLog::open(&folder.0).unwrap();
+    audit.checkpoint();
     assert_eq!(
-        (audit.trouble(), head(&scratch.0).unwrap().unwrap().0),
+        (audit.write_error(), head(&folder.0).unwrap().unwrap().0),
         (None, 3)
     );
 }
 
 #[test]
 fn hostile_words_stay_in_their_line() {
-    let scratch = Scratch::new("words");
-    let audit = Audit::open(&scratch.0).unwrap();
+    let folder = StateFolder::new("words");
+    let audit = AuditLog::open(&folder.0).unwrap();
     let words = "\"}\n{\"n\":1\u{0}\u{1b}[2J\u{7f}".repeat(1000);
     audit
-        .note(&Entry {
+        .append(&AuditEntry {
             what: &words,
             about: &words,
             tenant: &words,
-            ..Entry::default()
+            ..AuditEntry::default()
         })
         .unwrap();
     drop(audit);
-    let rows = page(
-        &scratch.0,
-        &Asked {
+    let rows = read_page(
+        &folder.0,
+        &AuditFilter {
             limit: 10,
-            ..Asked::default()
+            ..AuditFilter::default()
         },
     )
     .unwrap()
@@ -476,55 +471,55 @@ fn hostile_words_stay_in_their_line() {
 
 #[test]
 fn power_is_waited_for_by_many_at_once() {
-    let scratch = Scratch::new("power");
+    let folder = StateFolder::new("power");
     let settings = AuditSettings {
         durability: Durability::Power,
         ..AuditSettings::default()
     };
-    let audit = Audit::open_with(&scratch.0, settings).unwrap();
+    let audit = AuditLog::open_with(&folder.0, settings).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| (0..20).for_each(|_| audit.note(&run("r", "t")).unwrap()));
+            scope.spawn(|| (0..20).for_each(|_| audit.append(&run("r", "t")).unwrap()));
         }
     });
     drop(audit);
-    assert_eq!(verify(&scratch.0, None).unwrap().lines, 80);
+    assert_eq!(verify(&folder.0, None).unwrap().lines, 80);
 }
 
-/// A line that tells of a change is written within the transaction that changes it.
+/// The record of a change is appended within the database transaction of that change.
 #[test]
 fn the_next_file_is_begun_within_a_transaction_of_the_database() {
-    let scratch = Scratch::new("within");
-    let audit = Audit::open_with(&scratch.0, small()).unwrap();
-    let other = crate::database::Database::open(&scratch.0).unwrap();
-    let begun = std::time::Instant::now();
+    let folder = StateFolder::new("within");
+    let audit = AuditLog::open_with(&folder.0, small()).unwrap();
+    let other = crate::database::Database::open(&folder.0).unwrap();
+    let segment_started = std::time::Instant::now();
     let within = other.write(|_| {
-        (0..20).for_each(|index| audit.note(&run(&format!("r{index}"), "t")).unwrap());
-        Ok(begun.elapsed())
+        (0..20).for_each(|index| audit.append(&run(&format!("r{index}"), "t")).unwrap());
+        Ok(segment_started.elapsed())
     });
     assert!(
         within.unwrap() < Duration::from_secs(5),
         "nobody waited for the database"
     );
-    assert!(scratch.files() > 3);
+    assert!(folder.files() > 3);
     drop(audit);
-    known_and_removable(&scratch);
+    known_and_removable(&folder);
 }
 
-fn known(scratch: &Scratch) -> Vec<marks::Beginning> {
-    marks::Marks::open(&scratch.0)
+fn known(folder: &StateFolder) -> Vec<checkpoints::SegmentStart> {
+    checkpoints::Checkpoints::open(&folder.0)
         .unwrap()
-        .beginnings(NAME)
+        .segment_starts(NAME)
         .unwrap()
 }
 
-/// Every file has its row, so the oldest can go, and what is left is believed.
-fn known_and_removable(scratch: &Scratch) {
-    let known = known(scratch);
-    assert_eq!(known.len(), scratch.files(), "{known:?}");
+/// Every file has a row, so the oldest can be removed and the rest verifies.
+fn known_and_removable(folder: &StateFolder) {
+    let known = known(folder);
+    assert_eq!(known.len(), folder.files(), "{known:?}");
     drop(
-        Audit::open_with(
-            &scratch.0,
+        AuditLog::open_with(
+            &folder.0,
             AuditSettings {
                 keep_bytes: 1500,
                 ..small()
@@ -532,55 +527,55 @@ fn known_and_removable(scratch: &Scratch) {
         )
         .unwrap(),
     );
-    assert!(scratch.files() < 4, "{}", scratch.files());
-    verify(&scratch.0, None).unwrap();
+    assert!(folder.files() < 4, "{}", folder.files());
+    verify(&folder.0, None).unwrap();
 }
 
 #[test]
 fn what_the_database_does_not_know_of_a_file_is_found_again() {
-    let scratch = filled("unknown");
+    let folder = filled("unknown");
     let forget = |part: &str| {
-        let database = crate::database::Database::open(&scratch.0).unwrap();
+        let database = crate::database::Database::open(&folder.0).unwrap();
         database
             .write(|all| all.execute("DELETE FROM audit_parts WHERE part = ?1", [part]))
             .unwrap();
     };
     ["1", "3"].into_iter().for_each(forget);
-    drop(Audit::open_with(&scratch.0, small()).unwrap());
-    known_and_removable(&scratch);
-    // Nor does it keep a server that runs from removing.
-    let scratch = Scratch::new("unknown-live");
-    let audit = Audit::open_with(
-        &scratch.0,
+    drop(AuditLog::open_with(&folder.0, small()).unwrap());
+    known_and_removable(&folder);
+    // It does not keep a running server from removing files either.
+    let folder = StateFolder::new("unknown-live");
+    let audit = AuditLog::open_with(
+        &folder.0,
         AuditSettings {
             keep_bytes: 1500,
             ..small()
         },
     )
     .unwrap();
-    (0..20).for_each(|_| audit.note(&run("r", "t")).unwrap());
-    audit.mark();
-    let database = crate::database::Database::open(&scratch.0).unwrap();
+    (0..20).for_each(|_| audit.append(&run("r", "t")).unwrap());
+    audit.checkpoint();
+    let database = crate::database::Database::open(&folder.0).unwrap();
     database
         .write(|all| all.execute("DELETE FROM audit_parts", []))
         .unwrap();
-    tidy::remove_old(&audit.shared).unwrap();
+    maintenance::remove_old(&audit.shared).unwrap();
     drop(audit);
-    assert!(scratch.files() < 4, "{}", scratch.files());
-    verify(&scratch.0, None).unwrap();
+    assert!(folder.files() < 4, "{}", folder.files());
+    verify(&folder.0, None).unwrap();
 }
 
 #[test]
 fn whoever_looks_whether_it_is_written_keeps_nobody_from_it() {
-    let scratch = filled("looked");
-    let folder = journal::JournalDir::open(&scratch.0.join(FOLDER)).unwrap();
-    let lock = folder.lock_file(NAME).unwrap();
+    let folder = filled("looked");
+    let journal = journal::JournalDir::open(&folder.0.join(FOLDER)).unwrap();
+    let lock = journal.lock_file(NAME).unwrap();
     assert!(journal::try_lock(&lock).unwrap());
-    let opened = std::thread::scope(|scope| {
-        let opening = scope.spawn(|| Audit::open(&scratch.0));
+    let new_segments = std::thread::scope(|scope| {
+        let opening = scope.spawn(|| AuditLog::open(&folder.0));
         std::thread::sleep(Duration::from_millis(100));
         drop(lock);
         opening.join().unwrap()
     });
-    opened.unwrap();
+    new_segments.unwrap();
 }

@@ -1,9 +1,8 @@
-//! The one database of a state folder, `airlock.db`: found safely, opened, brought to the newest schema. Tables belong
-//! to whoever uses them; their statements stand in [`MIGRATIONS`], in the order in which they came to be.
+//! The SQLite database of a state folder, `airlock.db`: checks the file, opens it and migrates its
+//! schema. Each module owns its tables; their statements are in [`MIGRATIONS`], in the order in
+//! which they were released.
 //!
-//! Several processes use it at once. SQLite's own locks are the only ones.
-//!
-//! A new table is a step at the end of [`MIGRATIONS`]. A released step never changes, and has a dump in `schema/fixtures`.
+//! Several processes use the database at once. SQLite's own locks are the only ones.
 
 use rusqlite::{
     Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, config::DbConfig,
@@ -21,15 +20,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-const NAME: &str = "airlock.db";
-/// What SQLite puts beside a database.
-const COMPANIONS: [&str; 3] = ["airlock.db-wal", "airlock.db-shm", "airlock.db-journal"];
-/// How long another process may keep us waiting. Each writes a few rows.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two tries where SQLite does not wait by itself.
-const BETWEEN_TRIES: Duration = Duration::from_millis(5);
+const FILE_NAME: &str = "airlock.db";
+/// The files that SQLite creates beside a database.
+const COMPANION_FILES: [&str; 3] = ["airlock.db-wal", "airlock.db-shm", "airlock.db-journal"];
+/// How long a statement waits for the lock of another process. Each process writes only a few rows
+/// at a time.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause between attempts where SQLite does not wait by itself.
+const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Step N leads from version N to N + 1. A step that was once released is never changed: add another.
+/// Step N migrates from version N to N + 1. A released step is never changed: add another.
 pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("schema/1_allowed_images.sql"),
     include_str!("schema/2_usage.sql"),
@@ -44,16 +44,16 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("schema/11_retired.sql"),
 ];
 
-/// The schema that all steps lead to.
-pub(crate) fn newest() -> i64 {
+/// The schema version after all migrations.
+pub(crate) fn newest_schema() -> i64 {
     MIGRATIONS.len() as i64
 }
 
-/// An open database.
+/// One open connection.
 #[derive(Debug)]
 pub(crate) struct Database {
     path: PathBuf,
-    /// Whose folder it lies in.
+    /// User id that owns the state folder.
     owner: u32,
     connection: Mutex<Connection>,
 }
@@ -61,75 +61,75 @@ pub(crate) struct Database {
 /// Why the database cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DatabaseError {
-    /// It is not ours, or its place cannot be had.
+    /// The file or its folder fails a check, or cannot be created.
     #[error("cannot use the database `{}`: {why}", path.display())]
-    Place {
-        /// Where it should be.
+    Unusable {
+        /// Path of the database.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Which check failed.
         why: String,
     },
-    /// A later Airlock has been here.
+    /// A later Airlock has migrated the schema.
     #[error("the database `{}` has schema {found}; this Airlock knows up to {known}", path.display())]
-    Newer {
-        /// Where it is.
+    NewerSchema {
+        /// Path of the database.
         path: PathBuf,
-        /// What it has.
+        /// Schema version of the file.
         found: i64,
-        /// What we know.
+        /// Newest schema version that this program knows.
         known: i64,
     },
-    /// SQLite says no.
+    /// SQLite returned an error.
     #[error("cannot use the database `{}`: {source}", path.display())]
     Sqlite {
-        /// Where it is.
+        /// Path of the database.
         path: PathBuf,
-        /// The cause.
+        /// SQLite's error.
         #[source]
         source: rusqlite::Error,
     },
 }
 
 impl DatabaseError {
-    /// Whether its disk has no room.
+    /// Whether the disk is full.
     pub fn is_full(&self) -> bool {
         match self {
             DatabaseError::Sqlite { source, .. } => {
                 source.sqlite_error_code() == Some(ErrorCode::DiskFull)
             }
-            DatabaseError::Place { .. } | DatabaseError::Newer { .. } => false,
+            DatabaseError::Unusable { .. } | DatabaseError::NewerSchema { .. } => false,
         }
     }
 
-    /// Whether what is in the file is no database any more.
+    /// Whether the file is damaged, or is no database.
     pub fn is_damaged(&self) -> bool {
         match self {
             DatabaseError::Sqlite { source, .. } => matches!(
                 source.sqlite_error_code(),
                 Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt)
             ),
-            DatabaseError::Place { .. } | DatabaseError::Newer { .. } => false,
+            DatabaseError::Unusable { .. } | DatabaseError::NewerSchema { .. } => false,
         }
     }
 
-    /// What to do about it.
+    /// What the operator can do about it.
     pub fn hint(&self) -> &'static str {
         match self {
-            DatabaseError::Place { .. } => {
-                "it must be a plain file of yours that nobody else may read, in a folder of yours; or choose another with --state DIR"
+            DatabaseError::Unusable { .. } => {
+                "it must be a regular file that only you can access, in a folder that you own; or choose another state folder with --state DIR"
             }
-            DatabaseError::Newer { .. } => {
+            DatabaseError::NewerSchema { .. } => {
                 "use the newer Airlock, or choose another state folder with --state DIR"
             }
             DatabaseError::Sqlite { source, .. } => match source.sqlite_error_code() {
                 Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
-                    "put a copy from a backup in its place, or move it away to begin with an empty one"
+                    "restore it from a backup, or move it away to start with an empty one"
                 }
                 Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
-                    "another process keeps it; try again"
+                    "another process has locked it; try again"
                 }
                 _ => {
-                    "look whether its disk is full, and whether the state folder is on a disk of this machine"
+                    "check that its disk is not full, and that the state folder is on a local disk"
                 }
             },
         }
@@ -137,20 +137,21 @@ impl DatabaseError {
 }
 
 impl Database {
-    /// Opens the database of a state folder; makes both if they are absent.
+    /// Opens the database of a state folder, creates both if they are absent, and migrates the
+    /// schema.
     pub(crate) fn open(state: &Path) -> Result<Database, DatabaseError> {
         Database::open_with(state, MIGRATIONS)
     }
 
-    /// The same without making or changing anything; none if there is no database.
-    pub(crate) fn open_as_it_is(state: &Path) -> Result<Option<Database>, DatabaseError> {
-        let path = state.join(NAME);
+    /// Opens an existing database without creating or migrating anything; `None` if there is none.
+    pub(crate) fn open_existing(state: &Path) -> Result<Option<Database>, DatabaseError> {
+        let path = state.join(FILE_NAME);
         match path.symlink_metadata() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            // What is wrong with it is said below.
+            // `locate` reports what is wrong with it.
             Ok(_) | Err(_) => {}
         }
-        let (path, owner) = place(state).map_err(|error| DatabaseError::Place {
+        let (path, owner) = locate(state).map_err(|error| DatabaseError::Unusable {
             path,
             why: error.to_string(),
         })?;
@@ -158,30 +159,31 @@ impl Database {
             path: path.clone(),
             source,
         };
-        let connection = patiently(|| connect(&path)).map_err(failed)?;
+        let connection = retry_while_busy(|| connect(&path)).map_err(failed)?;
         let found = connection
             .pragma_query_value(None, "user_version", |row| row.get(0))
             .map_err(failed)?;
-        match found > newest() {
-            true => Err(DatabaseError::Newer {
+        if found > newest_schema() {
+            Err(DatabaseError::NewerSchema {
                 path,
                 found,
-                known: newest(),
-            }),
-            false => Ok(Some(Database {
+                known: newest_schema(),
+            })
+        } else {
+            Ok(Some(Database {
                 path,
                 owner,
                 connection: Mutex::new(connection),
-            })),
+            }))
         }
     }
 
     fn open_with(state: &Path, migrations: &[&str]) -> Result<Database, DatabaseError> {
-        let (path, owner) = place(state).map_err(|error| DatabaseError::Place {
-            path: state.join(NAME),
+        let (path, owner) = locate(state).map_err(|error| DatabaseError::Unusable {
+            path: state.join(FILE_NAME),
             why: error.to_string(),
         })?;
-        let connection = patiently(|| connect(&path))
+        let connection = retry_while_busy(|| connect(&path))
             .and_then(
                 |mut connection| match migrate(&mut connection, migrations)? {
                     Schema::Known => Ok(Ok(connection)),
@@ -192,7 +194,7 @@ impl Database {
                 path: path.clone(),
                 source,
             })?
-            .map_err(|(found, known)| DatabaseError::Newer {
+            .map_err(|(found, known)| DatabaseError::NewerSchema {
                 path: path.clone(),
                 found,
                 known,
@@ -204,12 +206,12 @@ impl Database {
         })
     }
 
-    /// Whose folder it lies in.
+    /// User id that owns the state folder.
     pub(crate) fn owner(&self) -> u32 {
         self.owner
     }
 
-    /// Reads.
+    /// Runs a read-only query.
     pub(crate) fn read<T>(
         &self,
         read: impl FnOnce(&Connection) -> rusqlite::Result<T>,
@@ -221,7 +223,7 @@ impl Database {
         read(&connection).map_err(|source| self.failed(source))
     }
 
-    /// Writes all of it or nothing, after every other writer and before the next.
+    /// Runs a write transaction: commits all of it or nothing, serialized with every other writer.
     pub(crate) fn write<T>(
         &self,
         write: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
@@ -240,8 +242,8 @@ impl Database {
         all().map_err(|source| self.failed(source))
     }
 
-    /// The same for work that is not only SQLite's.
-    pub(crate) fn together<T>(
+    /// The same for closures that can fail with other errors than SQLite's.
+    pub(crate) fn transact<T>(
         &self,
         write: impl FnOnce(&Transaction<'_>) -> Result<T, DatabaseError>,
     ) -> Result<T, DatabaseError> {
@@ -257,8 +259,8 @@ impl Database {
         Ok(done)
     }
 
-    /// How long another process may keep this connection waiting from now on.
-    pub(crate) fn wait_at_most(&self, time: Duration) -> Result<(), DatabaseError> {
+    /// Sets how long statements of this connection wait for the lock of another process.
+    pub(crate) fn set_busy_timeout(&self, time: Duration) -> Result<(), DatabaseError> {
         self.read(|connection| connection.busy_timeout(time))
     }
 
@@ -270,51 +272,53 @@ impl Database {
     }
 }
 
-/// Finds the file, or makes an empty one, which SQLite takes for an empty database. It is never opened here: closing a
-/// second descriptor of it would take SQLite's locks away, which are those of the process.
-fn place(state: &Path) -> io::Result<(PathBuf, u32)> {
+/// Finds the database file, or creates an empty one, which SQLite accepts as an empty database. The
+/// file is never opened here: POSIX locks belong to the process, so closing a second descriptor
+/// would release SQLite's locks.
+fn locate(state: &Path) -> io::Result<(PathBuf, u32)> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(state)?;
-    // SQLite takes a path, and refuses every symbolic link on it; those above the folder are the operator's own.
+    // SQLite takes a path and refuses symbolic links anywhere on it; links above the state folder
+    // are the operator's own choice.
     let state = state.canonicalize()?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let folder = rustix::fs::open(&state, flags, Mode::empty())?;
     let found = rustix::fs::fstat(&folder)?;
     if found.st_mode & 0o022 != 0 {
-        return Err(io::Error::other("others may write to its folder"));
+        return Err(io::Error::other("other users may write to its folder"));
     }
     check_owner(found.st_uid, "its folder")?;
     if state
-        .join(crate::copy::RESTORING)
+        .join(crate::backup::RESTORE_FOLDER)
         .symlink_metadata()
         .is_ok()
     {
         return Err(io::Error::other(
-            "a restore into it has not finished: empty it and restore again",
+            "a restore into this folder was not completed: empty it and restore again",
         ));
     }
     match rustix::fs::mknodat(
         &folder,
-        NAME,
+        FILE_NAME,
         FileType::RegularFile,
         Mode::RUSR | Mode::WUSR,
         0,
     ) {
-        // SQLite makes sure of what it makes itself; of this file we have to.
+        // SQLite syncs the directory for files that it creates itself; this one is ours.
         Ok(()) => rustix::fs::fsync(&folder)?,
         Err(Errno::EXIST) => {}
         Err(error) => return Err(error.into()),
     }
-    check_file(&folder, NAME)?;
-    for name in COMPANIONS {
+    check_file(&folder, FILE_NAME)?;
+    for name in COMPANION_FILES {
         match check_file(&folder, name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             checked => checked?,
         }
     }
-    Ok((state.join(NAME), found.st_uid))
+    Ok((state.join(FILE_NAME), found.st_uid))
 }
 
 fn check_file(folder: &OwnedFd, name: &str) -> io::Result<()> {
@@ -327,20 +331,21 @@ fn check_file(folder: &OwnedFd, name: &str) -> io::Result<()> {
     }
     check_owner(found.st_uid, name)?;
     match (found.st_mode & 0o077, found.st_nlink) {
-        // SQLite removes companions when it has done with them.
+        // SQLite removes the companion files when it is done with them.
         (0, 0 | 1) => Ok(()),
-        (0, _) => wrong("has a second name"),
-        _ => wrong("is open to other users"),
+        (0, _) => wrong("has a second hard link"),
+        _ => wrong("is accessible to other users"),
     }
 }
 
 fn check_owner(owner: u32, what: &str) -> io::Result<()> {
     let us = rustix::process::geteuid().as_raw();
-    match owner == us {
-        true => Ok(()),
-        false => Err(io::Error::other(format!(
+    if owner == us {
+        Ok(())
+    } else {
+        Err(io::Error::other(format!(
             "{what} belongs to user {owner}, not to {us}"
-        ))),
+        )))
     }
 }
 
@@ -349,36 +354,39 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
         | OpenFlags::SQLITE_OPEN_NO_MUTEX
         | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let connection = Connection::open_with_flags(path, flags)?;
-    connection.busy_timeout(PATIENCE)?;
-    // What the file says about itself is data: it brings no functions, and nobody writes its schema by hand.
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    // The file's contents are untrusted: its schema may not call functions and cannot be edited by
+    // SQL.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
     connection.pragma_update(None, "cell_size_check", true)?;
-    // What nothing lies in any more can be given back in small pieces. Heard only by a database that is still empty.
+    // Lets free pages be returned to the disk in small batches. Takes effect only on an empty
+    // database.
     connection.pragma_update(None, "auto_vacuum", 2)?;
-    // Readers and a writer do not wait for each other; what was confirmed outlasts a power cut.
+    // Write-ahead log: readers and the writer do not block each other, and commits survive power
+    // loss.
     let mode: String =
         connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))?;
     if mode != "wal" {
         return Err(rusqlite::Error::SqliteFailure(
             rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_IOERR),
-            Some("this file system lacks what a write-ahead log needs".to_owned()),
+            Some("this file system does not support a write-ahead log".to_owned()),
         ));
     }
     connection.pragma_update(None, "synchronous", "full")?;
     Ok(connection)
 }
 
-/// SQLite does not wait where two make the same database at once.
-fn patiently<T>(mut attempt: impl FnMut() -> rusqlite::Result<T>) -> rusqlite::Result<T> {
-    let end = Instant::now() + PATIENCE;
+/// SQLite's busy timeout does not cover two processes that create the same database at once.
+fn retry_while_busy<T>(mut attempt: impl FnMut() -> rusqlite::Result<T>) -> rusqlite::Result<T> {
+    let end = Instant::now() + BUSY_TIMEOUT;
     loop {
         match attempt() {
             Err(busy)
                 if busy.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
                     && Instant::now() < end =>
             {
-                std::thread::sleep(BETWEEN_TRIES);
+                std::thread::sleep(RETRY_INTERVAL);
             }
             done => return done,
         }
@@ -390,7 +398,7 @@ enum Schema {
     Newer { found: i64, known: i64 },
 }
 
-/// Takes the steps that are missing, all or none. There is no way back.
+/// Applies all missing migrations, or none. There is no way back.
 fn migrate(connection: &mut Connection, migrations: &[&str]) -> rusqlite::Result<Schema> {
     let known = migrations.len() as i64;
     let version = |connection: &Connection| {

@@ -1,4 +1,4 @@
-//! What the database promises whoever keeps tables in it.
+//! Claims about the database.
 
 use super::*;
 use std::{
@@ -11,17 +11,19 @@ const ONE: &str = "CREATE TABLE t (n INTEGER NOT NULL) STRICT; INSERT INTO t VAL
 const TWO: &str = "INSERT INTO t VALUES (2);";
 const BROKEN: &str = "INSERT INTO t VALUES (3); INSERT INTO nowhere VALUES (4);";
 
-struct Place(PathBuf);
+struct StateFolder(PathBuf);
 
-impl Place {
-    fn new() -> Place {
+impl StateFolder {
+    fn new() -> StateFolder {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        Place(std::env::temp_dir().join(format!("airlock-database-{}-{count}", std::process::id())))
+        StateFolder(
+            std::env::temp_dir().join(format!("airlock-database-{}-{count}", std::process::id())),
+        )
     }
 
-    fn with_database() -> Place {
-        let place = Place::new();
+    fn with_database() -> StateFolder {
+        let place = StateFolder::new();
         drop(place.open(&[ONE]).unwrap());
         place
     }
@@ -39,11 +41,11 @@ impl Place {
     }
 
     fn file(&self) -> PathBuf {
-        self.0.join(NAME)
+        self.0.join(FILE_NAME)
     }
 }
 
-impl Drop for Place {
+impl Drop for StateFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -65,17 +67,17 @@ fn version(database: &Database) -> i64 {
 
 #[test]
 fn it_is_ours_alone() {
-    let place = Place::new();
+    let place = StateFolder::new();
     let database = place.open(&[ONE]).unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
     assert_eq!((mode(&place.0), mode(&place.file())), (0o700, 0o600));
-    assert_eq!(mode(&place.0.join(COMPANIONS[0])), 0o600);
+    assert_eq!(mode(&place.0.join(COMPANION_FILES[0])), 0o600);
     assert_eq!(database.owner(), rustix::process::geteuid().as_raw());
 }
 
 #[test]
 fn a_write_is_whole_or_not_at_all() {
-    let place = Place::new();
+    let place = StateFolder::new();
     let database = place.open(&[ONE]).unwrap();
     let insert =
         |transaction: &Transaction<'_>| transaction.execute("INSERT INTO t VALUES (2)", []);
@@ -90,7 +92,7 @@ fn a_write_is_whole_or_not_at_all() {
 
 #[test]
 fn an_older_schema_is_brought_forward_once() {
-    let place = Place::with_database();
+    let place = StateFolder::with_database();
     for _ in 0..2 {
         let database = place.open(&[ONE, TWO]).unwrap();
         assert_eq!((numbers(&database), version(&database)), (vec![1, 2], 2));
@@ -99,7 +101,7 @@ fn an_older_schema_is_brought_forward_once() {
 
 #[test]
 fn a_step_that_fails_leaves_the_schema_as_it_was() {
-    let place = Place::with_database();
+    let place = StateFolder::with_database();
     let failed = place.open(&[ONE, TWO, BROKEN]).unwrap_err().to_string();
     assert!(failed.contains("no such table: nowhere"), "{failed}");
     let database = place.open(&[ONE]).unwrap();
@@ -108,7 +110,7 @@ fn a_step_that_fails_leaves_the_schema_as_it_was() {
 
 #[test]
 fn a_newer_schema_is_refused_and_left_alone() {
-    let place = Place::new();
+    let place = StateFolder::new();
     drop(place.open(&[ONE, TWO]).unwrap());
     assert_eq!(
         place.refusal(),
@@ -123,7 +125,7 @@ fn a_newer_schema_is_refused_and_left_alone() {
 
 #[test]
 fn the_migrations_of_this_build_lead_from_nothing_to_the_newest() {
-    let place = Place::new();
+    let place = StateFolder::new();
     let database = Database::open(&place.0).unwrap();
     assert_eq!(version(&database), MIGRATIONS.len() as i64);
     let check: String = database
@@ -134,7 +136,7 @@ fn the_migrations_of_this_build_lead_from_nothing_to_the_newest() {
 
 #[test]
 fn a_file_that_is_no_database_is_an_error_that_says_so() {
-    let place = Place::with_database();
+    let place = StateFolder::with_database();
     let whole = fs::read(place.file()).unwrap();
     fs::write(place.file(), "x".repeat(5000)).unwrap();
     assert_eq!(
@@ -142,17 +144,14 @@ fn a_file_that_is_no_database_is_an_error_that_says_so() {
         "cannot use the database `STATE/airlock.db`: file is not a database"
     );
     let hint = place.open(&[ONE]).unwrap_err().hint();
-    assert!(
-        hint.starts_with("put a copy from a backup in its place"),
-        "{hint}"
-    );
+    assert!(hint.starts_with("restore it from a backup"), "{hint}");
     fs::write(place.file(), &whole).unwrap();
     assert_eq!(numbers(&place.open(&[ONE]).unwrap()), [1]);
 }
 
 #[test]
 fn a_damaged_database_is_an_error_or_whole_and_no_panic() {
-    let place = Place::with_database();
+    let place = StateFolder::with_database();
     let whole = fs::read(place.file()).unwrap();
     let mut errors = 0;
     for begin in (0..whole.len()).step_by(512) {
@@ -184,21 +183,25 @@ fn a_damaged_database_is_an_error_or_whole_and_no_panic() {
 
 #[test]
 fn a_file_that_leads_elsewhere_is_refused() {
-    let place = Place::with_database();
+    let place = StateFolder::with_database();
     let elsewhere = place.0.join("elsewhere");
     fs::rename(place.file(), &elsewhere).unwrap();
     symlink(&elsewhere, place.file()).unwrap();
     assert!(place.refusal().ends_with("`airlock.db` is a symbolic link"));
     fs::remove_file(place.file()).unwrap();
     fs::hard_link(&elsewhere, place.file()).unwrap();
-    assert!(place.refusal().ends_with("`airlock.db` has a second name"));
+    assert!(
+        place
+            .refusal()
+            .ends_with("`airlock.db` has a second hard link")
+    );
     fs::remove_file(&elsewhere).unwrap();
     assert_eq!(
         numbers(&place.open(&[ONE]).unwrap()),
         [1],
         "with one name it is itself again"
     );
-    for companion in COMPANIONS {
+    for companion in COMPANION_FILES {
         symlink("/etc/hostname", place.0.join(companion)).unwrap();
         assert!(
             place
@@ -211,7 +214,7 @@ fn a_file_that_leads_elsewhere_is_refused() {
 
 #[test]
 fn what_is_no_file_is_refused_at_once() {
-    let place = Place::with_database();
+    let place = StateFolder::with_database();
     fs::remove_file(place.file()).unwrap();
     rustix::fs::mknodat(
         rustix::fs::CWD,
@@ -237,18 +240,22 @@ fn what_is_no_file_is_refused_at_once() {
 
 #[test]
 fn a_file_or_folder_that_others_may_change_is_refused() {
-    let place = Place::with_database();
+    let place = StateFolder::with_database();
     let set =
         |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     set(&place.file(), 0o640);
     assert!(
         place
             .refusal()
-            .ends_with("`airlock.db` is open to other users")
+            .ends_with("`airlock.db` is accessible to other users")
     );
     set(&place.file(), 0o600);
     set(&place.0, 0o770);
-    assert!(place.refusal().ends_with("others may write to its folder"));
+    assert!(
+        place
+            .refusal()
+            .ends_with("other users may write to its folder")
+    );
     set(&place.0, 0o755);
     assert!(place.open(&[ONE]).is_ok());
 }
@@ -256,7 +263,7 @@ fn a_file_or_folder_that_others_may_change_is_refused() {
 #[test]
 fn what_belongs_to_another_is_refused() {
     if !rustix::process::geteuid().is_root() {
-        // An ordinary user cannot give a file away, but everybody can see one of root's.
+        // An ordinary user cannot give a file away, but every user can refer to one of root's.
         assert!(
             check_owner(0, "x")
                 .unwrap_err()
@@ -265,7 +272,7 @@ fn what_belongs_to_another_is_refused() {
         );
         return;
     }
-    let place = Place::with_database();
+    let place = StateFolder::with_database();
     let give = |path: &Path, user| std::os::unix::fs::chown(path, Some(user), None).unwrap();
     give(&place.file(), 65534);
     assert!(
@@ -285,7 +292,8 @@ fn what_belongs_to_another_is_refused() {
 
 #[test]
 fn a_state_folder_may_be_reached_by_a_link_of_the_operators() {
-    let (place, link) = (Place::with_database(), Place::new());
+    let place = StateFolder::with_database();
+    let link = StateFolder::new();
     symlink(&place.0, &link.0).unwrap();
     assert_eq!(numbers(&Database::open_with(&link.0, &[ONE]).unwrap()), [1]);
     fs::remove_file(&link.0).unwrap();
@@ -293,14 +301,14 @@ fn a_state_folder_may_be_reached_by_a_link_of_the_operators() {
 
 #[test]
 fn two_connections_of_one_process_do_not_take_each_others_locks() {
-    let place = Place::with_database();
+    let place = StateFolder::with_database();
     let count = |database: &Database| numbers(database).len();
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
                 for _ in 0..10 {
                     let database = place.open(&[ONE]).unwrap();
-                    // Reads before it writes: lost without a lock.
+                    // Reads before it writes: an increment would be lost without a lock.
                     let next = |transaction: &Transaction<'_>| {
                         let most: i64 =
                             transaction.query_row("SELECT max(n) FROM t", [], |row| row.get(0))?;

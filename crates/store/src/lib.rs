@@ -1,30 +1,31 @@
-//! What must last: artifacts in a folder or a bucket, and in a database the images that may be used, what models
-//! were used for, and a gateway's keys and runs.
+//! Durable data: artifacts in a folder or a bucket; in SQLite the allowed images, model usage, and
+//! a server's keys, runs, jobs and webhooks; and the audit log.
 //!
-//! Every file is reached by handle (`fs`: beneath, no symbolic links): a path string is never
-//! resolved twice.
+//! Files are opened relative to directory handles (`fs`: beneath, no symbolic links): a path string
+//! is never resolved twice.
 
 mod allowed_images;
 mod artifacts;
 pub mod audit;
-pub mod copy;
+pub mod backup;
+mod buffer_pool;
 mod database;
 pub mod jobs;
-mod lent;
 #[cfg(test)]
 mod migrations_tests;
-mod names;
-pub mod served;
-mod upkeep;
+mod name_encoding;
+pub mod server_database;
+mod upkeep_lock;
 pub mod usage;
 pub mod webhooks;
 
-pub use allowed_images::{AllowedImages, AllowedImagesError, NewEntry, TrailLine};
+pub use allowed_images::{AllowedImages, AllowedImagesError, ImageTrailEntry, NewAllowedImage};
 pub use artifacts::{
-    ArtifactSettings, Artifacts, Kept, Lineage, Listing, New, Owner, Part, Pieces, Place, Putting,
-    Reading, Remote, StoreError, Wanted,
+    ArtifactError, ArtifactListing, ArtifactOwner, ArtifactQuery, ArtifactSettings, Artifacts,
+    ByteRange, ChunkBuffer, Lineage, NewArtifact, ObjectStoreConfig, StorageLocation,
+    StoredArtifact, VersionReader, VersionWriter,
 };
+pub use buffer_pool::BufferPool;
 pub use database::DatabaseError;
-pub use lent::Buffers;
-pub use served::telemetry;
-pub use upkeep::Upkeep;
+pub use server_database::telemetry;
+pub use upkeep_lock::UpkeepLock;

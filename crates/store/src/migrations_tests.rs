@@ -1,10 +1,10 @@
-//! Databases as every released Airlock left them are brought to today's schema, with all that was in them.
+//! Databases of every released schema migrate to the current one with all their rows.
 
 use crate::{
     AllowedImages, DatabaseError,
     database::{Database, MIGRATIONS},
-    served::{Remembered, RunFilter, Served},
-    usage::{By, Filter, Usage},
+    server_database::{RunFilter, SandboxRetention, ServerDatabase},
+    usage::{GroupBy, UsageDatabase, UsageFilter},
 };
 use rusqlite::Connection;
 use sha2::{Digest, Sha256};
@@ -16,7 +16,8 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// What was released: the dump of a database with rows, and the hash of the step that led there.
+/// A released schema: the dump of a database with rows, and the hash of the migration that led
+/// there.
 const RELEASED: [(&str, &str); 4] = [
     (
         include_str!("schema/fixtures/1.sql"),
@@ -35,21 +36,21 @@ const RELEASED: [(&str, &str); 4] = [
         "a96762f2edc52bac587695b8f2f09dab45d265720ad956d6d91c1d0e2aeb3a1c",
     ),
 ];
-/// The state folder that a process of the test is to open.
+/// State folder that a child process of the test opens.
 const FOLDER: &str = "AIRLOCK_TEST_MIGRATE";
 
-struct Place(PathBuf);
+struct StateFolder(PathBuf);
 
-impl Place {
-    /// A state folder with the database of this schema.
-    fn of(schema: usize) -> Place {
+impl StateFolder {
+    /// A state folder with a database of this schema.
+    fn of(schema: usize) -> StateFolder {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!(
             "airlock-migrate-{}-{}",
             std::process::id(),
             NEXT.fetch_add(1, Ordering::Relaxed)
         );
-        let place = Place(std::env::temp_dir().join(name));
+        let place = StateFolder(std::env::temp_dir().join(name));
         fs::create_dir(&place.0).unwrap();
         fs::set_permissions(&place.0, fs::Permissions::from_mode(0o700)).unwrap();
         let file = place.0.join("airlock.db");
@@ -72,7 +73,7 @@ impl Place {
         version(&Connection::open(self.0.join("airlock.db")).unwrap())
     }
 
-    /// Another process that opens it.
+    /// A child process that opens it.
     fn opener(&self) -> Child {
         let this = std::env::current_exe().unwrap();
         let name = "migrations_tests::another_process_opens_it";
@@ -88,7 +89,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for StateFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -100,7 +101,7 @@ fn version(connection: &Connection) -> i64 {
         .unwrap()
 }
 
-/// Everything that was there is there, asked as today's Airlock asks.
+/// Every row is there, read through the current API.
 fn is_intact(state: &Path, schema: usize) {
     let images = AllowedImages::open(state).unwrap();
     let patterns: Vec<_> = images
@@ -114,9 +115,9 @@ fn is_intact(state: &Path, schema: usize) {
         ["docker.io/library/alpine:3.19", "ghcr.io/acme/tool:1"]
     );
     assert_eq!(images.trail().unwrap().len(), 2);
-    let totals = Usage::open(state)
+    let totals = UsageDatabase::open(state)
         .unwrap()
-        .totals(By::Tenant, &Filter::default())
+        .totals(GroupBy::Tenant, &UsageFilter::default())
         .unwrap();
     if schema >= 2 {
         assert_eq!(
@@ -130,16 +131,16 @@ fn is_intact(state: &Path, schema: usize) {
     } else {
         assert!(totals.is_empty());
     }
-    let served = Served::open(state).unwrap();
-    let keys = served.keys().unwrap();
-    let runs = served
+    let database = ServerDatabase::open(state).unwrap();
+    let keys = database.keys().unwrap();
+    let runs = database
         .list(&RunFilter {
             limit: 10,
             ..RunFilter::default()
         })
         .unwrap();
     if schema >= 3 {
-        let key = served.key("0123456789abcdef").unwrap().unwrap();
+        let key = database.key("0123456789abcdef").unwrap().unwrap();
         assert_eq!(
             (key.name.as_str(), key.scopes.as_str(), key.hash),
             ("ci", "runs artifacts", [0x1d; 32])
@@ -154,30 +155,33 @@ fn is_intact(state: &Path, schema: usize) {
             .map(|run| (run.id.as_str(), run.status.as_str()))
             .collect();
         assert_eq!(runs, [("01JTWO", "running"), ("01JONE", "succeeded")]);
-        assert_eq!(served.unfinished().unwrap().len(), 1);
+        assert_eq!(database.unfinished().unwrap().len(), 1);
     } else {
         assert!(keys.is_empty() && runs.is_empty());
     }
-    let remembered = Remembered {
-        since_ms: 0,
-        promised_since_ms: 0,
-        of_one: 100,
-        of_all: 100,
+    let remembered = SandboxRetention {
+        ended_since_ms: 0,
+        idempotent_since_ms: 0,
+        max_per_owner: 100,
+        max_total: 100,
     };
-    let boxes = served
-        .lost_sandboxes(1_700_000_002_000, &remembered)
+    let sandboxes = database
+        .recover_sandboxes(1_700_000_002_000, &remembered)
         .unwrap();
-    assert_eq!(boxes.len(), if schema >= 4 { 2 } else { 0 });
+    assert_eq!(sandboxes.len(), if schema >= 4 { 2 } else { 0 });
 }
 
 #[test]
 fn every_released_schema_leads_to_todays_with_all_that_was_in_it() {
     for schema in 1..=RELEASED.len() {
-        let place = Place::of(schema);
+        let place = StateFolder::of(schema);
         drop(Database::open(&place.0).unwrap());
         assert_eq!(place.version(), MIGRATIONS.len() as i64);
         is_intact(&place.0, schema);
-        assert_eq!(crate::copy::check(&place.0).unwrap(), Vec::<String>::new());
+        assert_eq!(
+            crate::backup::check_integrity(&place.0).unwrap(),
+            Vec::<String>::new()
+        );
     }
 }
 
@@ -215,11 +219,11 @@ fn a_released_schema_that_was_brought_forward_is_as_a_new_one() {
         });
         rows.unwrap().collect::<Result<Vec<_>, _>>().unwrap()
     };
-    let new = Place::of(1);
+    let new = StateFolder::of(1);
     fs::remove_file(new.0.join("airlock.db")).unwrap();
     drop(Database::open(&new.0).unwrap());
     for schema in 1..=RELEASED.len() {
-        let old = Place::of(schema);
+        let old = StateFolder::of(schema);
         drop(Database::open(&old.0).unwrap());
         assert_eq!(shape(&old.0), shape(&new.0));
         for (_, name, _) in shape(&new.0).iter().filter(|(kind, ..)| kind == "table") {
@@ -247,10 +251,13 @@ fn what_was_released_is_never_changed() {
 
 #[test]
 fn a_copy_of_a_database_is_of_the_same_schema_and_a_later_one_is_refused() {
-    let place = Place::of(2);
+    let place = StateFolder::of(2);
     let to = place.0.join("copy.db");
     fs::write(&to, "").unwrap();
-    assert_eq!(crate::copy::copy(&place.0, &to).unwrap(), Some(2));
+    assert_eq!(
+        crate::backup::copy_database(&place.0, &to).unwrap(),
+        Some(2)
+    );
     assert_eq!(
         (version(&Connection::open(&to).unwrap()), place.version()),
         (2, 2)
@@ -262,23 +269,23 @@ fn a_copy_of_a_database_is_of_the_same_schema_and_a_later_one_is_refused() {
     let again = place.0.join("again.db");
     fs::write(&again, "").unwrap();
     assert!(matches!(
-        crate::copy::copy(&place.0, &again),
-        Err(DatabaseError::Newer { found: 9999, .. })
+        crate::backup::copy_database(&place.0, &again),
+        Err(DatabaseError::NewerSchema { found: 9999, .. })
     ));
 }
 
 #[test]
 fn a_database_with_more_than_ours_is_told_from_one_of_any_schema() {
     for schema in 1..=RELEASED.len() {
-        let place = Place::of(schema);
+        let place = StateFolder::of(schema);
         assert_eq!(
-            crate::copy::foreign(&place.0).unwrap(),
+            crate::backup::schema_difference(&place.0).unwrap(),
             None,
             "as released: {schema}"
         );
         drop(Database::open(&place.0).unwrap());
         assert_eq!(
-            crate::copy::foreign(&place.0).unwrap(),
+            crate::backup::schema_difference(&place.0).unwrap(),
             None,
             "brought forward: {schema}"
         );
@@ -286,10 +293,12 @@ fn a_database_with_more_than_ours_is_told_from_one_of_any_schema() {
         let odd = "CREATE TRIGGER odd AFTER INSERT ON gateway_key BEGIN UPDATE gateway_key SET scopes = 'admin'; END";
         connection.execute_batch(odd).unwrap();
         assert_eq!(
-            crate::copy::foreign(&place.0).unwrap().as_deref(),
+            crate::backup::schema_difference(&place.0)
+                .unwrap()
+                .as_deref(),
             Some("trigger `odd`")
         );
-        // A name that SQLite itself would not let anybody take.
+        // A name that SQLite itself would not allow.
         let rename =
             "UPDATE sqlite_schema SET name = 'sqlite_odd', sql = replace(sql, 'odd', 'sqlite_odd')
             WHERE name = 'odd'";
@@ -299,7 +308,9 @@ fn a_database_with_more_than_ours_is_told_from_one_of_any_schema() {
         assert_eq!(connection.execute(rename, []).unwrap(), 1);
         drop(connection);
         assert_eq!(
-            crate::copy::foreign(&place.0).unwrap().as_deref(),
+            crate::backup::schema_difference(&place.0)
+                .unwrap()
+                .as_deref(),
             Some("trigger `sqlite_odd`")
         );
     }
@@ -307,7 +318,7 @@ fn a_database_with_more_than_ours_is_told_from_one_of_any_schema() {
 
 #[test]
 fn what_waited_when_it_was_backed_up_is_held_unless_it_may_run_again() {
-    let place = Place::of(4);
+    let place = StateFolder::of(4);
     drop(Database::open(&place.0).unwrap());
     let connection = Connection::open(place.0.join("airlock.db")).unwrap();
     let add =
@@ -321,10 +332,10 @@ fn what_waited_when_it_was_backed_up_is_held_unless_it_may_run_again() {
         INSERT INTO webhook_notice (id, job, tenant, url, event, at_ms, body, state, attempts, due_ms)
             VALUES ('n', 'once', 't', 'u', 'e', 1, 'b', 'waiting', 0, 1);";
     connection.execute_batch(add).unwrap();
-    let held = crate::copy::hold(&place.0, "THEN", 100).unwrap();
+    let held = crate::backup::cancel_pending_work(&place.0, "THEN", 100).unwrap();
     assert_eq!((held.jobs, held.notices), (3, 1));
     let mut ended = Vec::new();
-    crate::copy::each_held(&place.0, 100, |tenant, job| {
+    crate::backup::for_each_cancelled_job(&place.0, 100, |tenant, job| {
         ended.push(format!("{tenant}/{job}"))
     })
     .unwrap();
@@ -349,8 +360,8 @@ fn what_waited_when_it_was_backed_up_is_held_unless_it_may_run_again() {
 
 #[test]
 fn pages_that_nobody_needs_are_given_back() {
-    let place = Place::of(4);
-    assert_eq!(crate::copy::reclaim(&place.0).unwrap(), 0);
+    let place = StateFolder::of(4);
+    assert_eq!(crate::backup::reclaim_free_pages(&place.0).unwrap(), 0);
     let database = Database::open(&place.0).unwrap();
     let fill = "CREATE TABLE filler (x BLOB); WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 24)
         INSERT INTO filler SELECT randomblob(1 << 20) FROM n; DROP TABLE filler;";
@@ -360,7 +371,7 @@ fn pages_that_nobody_needs_are_given_back() {
     drop(database);
     let size = || fs::metadata(place.0.join("airlock.db")).unwrap().len();
     let before = size();
-    assert!(crate::copy::reclaim(&place.0).unwrap() > 20 << 20);
+    assert!(crate::backup::reclaim_free_pages(&place.0).unwrap() > 20 << 20);
     assert!(before > 20 << 20 && size() < 1 << 20, "{before} {}", size());
     is_intact(&place.0, 4);
 }
@@ -377,7 +388,7 @@ fn another_process_opens_it() {
 #[test]
 fn several_processes_that_bring_it_forward_at_once_do_not_disturb_each_other() {
     for schema in 1..=RELEASED.len() {
-        let place = Place::of(schema);
+        let place = StateFolder::of(schema);
         let children: Vec<_> = (0..6).map(|_| place.opener()).collect();
         for mut child in children {
             assert!(child.wait().unwrap().success());
@@ -389,14 +400,16 @@ fn several_processes_that_bring_it_forward_at_once_do_not_disturb_each_other() {
 
 #[test]
 fn a_process_that_is_killed_while_it_brings_it_forward_leaves_the_old_or_the_new() {
-    let (mut old, mut new) = (0, 0);
-    let (begun, first) = (std::time::Instant::now(), Place::of(1));
+    let mut old = 0;
+    let mut new = 0;
+    let begun = std::time::Instant::now();
+    let first = StateFolder::of(1);
     assert!(first.opener().wait().unwrap().success());
     let whole = begun.elapsed();
     for round in 0..60 {
-        let place = Place::of(1);
+        let place = StateFolder::of(1);
         let mut child = place.opener();
-        // From at once to behind its end, however fast this machine is today.
+        // From an immediate kill to one after the end, however fast this machine is.
         match round {
             59 => assert!(child.wait().unwrap().success()),
             _ => std::thread::sleep(whole * round / 50),

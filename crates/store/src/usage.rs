@@ -1,11 +1,8 @@
-//! What models were used for, for questions: a copy of the ledger that may be thrown away. How ledgers are read is the
-//! business of whoever fills it.
-//!
-//! A new column of bills is also written by `engine/src/usage/csv.rs` and `gateway/src/usage.rs`.
+//! Model usage for queries: a copy of the ledger that can be rebuilt. The caller reads the ledgers.
 
 use crate::{
     database::{Database, DatabaseError},
-    served::DayUse,
+    server_database::TenantActivity,
 };
 use rusqlite::{Connection, OptionalExtension, Row, Statement, named_params, params};
 use spec::{Day, Timestamp};
@@ -14,138 +11,169 @@ use std::{
     path::Path,
 };
 
-/// The sums end at 2^63. Doors write no more than this; what an older one wrote may be more.
-const MOST_TOKENS: u64 = spec::MAX_TOKENS_PER_CALL;
-const MOST_MONEY: u64 = spec::Money::MAX_PER_CALL.0;
+/// Upper bounds that keep the sums below 2^63. Doors write no larger values; an older ledger may
+/// contain some.
+const MAX_TOKENS: u64 = spec::MAX_TOKENS_PER_CALL;
+const MAX_MONEY: u64 = spec::Money::MAX_PER_CALL.0;
 const MILLISECONDS_A_DAY: u64 = 86_400_000;
 
-const RESERVED: &str = "
+const INSERT_RESERVATION: &str = "
     INSERT OR REPLACE INTO usage_attempt VALUES (:segment, :n, :at_ms, :run, :session, :tenant, :door, :provider,
     :model, :operation, :attempt, :price_book, :money, 'open', :money, 0, 0, '', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)";
-const SETTLED: &str = "
+const UPDATE_SETTLEMENT: &str = "
     UPDATE usage_attempt SET source = ?3, money = ?4, overrun = ?5, status = ?6, ending = ?7, duration_ms = ?8,
     input = ?9, cache_read = ?10, cache_write_5m = ?11, cache_write_1h = ?12, audio_in = ?13, output = ?14,
     reasoning = ?15, audio_out = ?16, tool_requests = ?17 WHERE segment = ?1 AND n = ?2";
 
-/// The usage in the database of a state folder.
+/// The usage tables in the database of a state folder.
 #[derive(Debug)]
-pub struct Usage {
+pub struct UsageDatabase {
     database: Database,
 }
 
-/// How far a segment was read.
+/// How far a ledger segment was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Progress {
-    /// Which of its files, from 1.
+pub struct SegmentProgress {
+    /// File of the segment, from 1.
     pub part: u32,
+    /// Offset in the file.
     pub offset: u64,
+    /// Number of the last record read.
     pub n: u64,
+    /// Hash of the last record read.
     pub hash: [u8; 32],
 }
 
-/// What a line of the ledger changes.
+/// A change of the usage by one ledger record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// An attempt was reserved.
-    Reserved(Attempt),
-    /// The attempt that line `n` reserved has ended.
-    Settled(Ended),
+pub enum UsageChange {
+    /// A model call was reserved.
+    Reserved(ModelAttempt),
+    /// The call that record `n` reserved has ended.
+    Settled(SettledAttempt),
 }
 
 /// An attempt to call a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Attempt {
+pub struct ModelAttempt {
+    /// Record number.
     pub n: u64,
+    /// Time in milliseconds since 1970.
     pub at_ms: u64,
+    /// Run id.
     pub run: String,
+    /// Session.
     pub session: String,
+    /// Tenant.
     pub tenant: String,
+    /// Door of the call.
     pub door: String,
+    /// Provider.
     pub provider: String,
+    /// Model.
     pub model: String,
+    /// Operation.
     pub operation: String,
+    /// Number of the attempt.
     pub attempt: u32,
+    /// Version of the price book.
     pub price_book: String,
-    /// Nano-dollars.
+    /// Reserved cost in nano-dollars.
     pub reserved: u64,
 }
 
-/// How an attempt ended.
+/// The settled end of an attempt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Ended {
+pub struct SettledAttempt {
+    /// Record number of the reservation.
     pub n: u64,
     /// `final`, `partial`, `estimated` or `reserved`.
     pub source: &'static str,
+    /// Cost in nano-dollars.
     pub money: u64,
+    /// Cost beyond the reservation.
     pub overrun: u64,
+    /// HTTP status of the response.
     pub status: u16,
+    /// How the response ended.
     pub ending: String,
+    /// Duration.
     pub duration_ms: u64,
-    /// Input, cache read, cache written for 5 minutes and for 1 hour, audio in, output, reasoning, audio out, tools.
+    /// Input, cache read, cache written for 5 minutes and for 1 hour, audio in, output, reasoning,
+    /// audio out, tools.
     pub counts: [u64; 9],
 }
 
-/// What sums are made by.
+/// What usage is summed by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum By {
+pub enum GroupBy {
+    /// By run.
     Run,
+    /// By session.
     Session,
+    /// By tenant.
     Tenant,
+    /// By model.
     Model,
+    /// By provider.
     Provider,
+    /// By day.
     Day,
 }
 
-/// Which attempts.
+/// Filter of attempts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Filter {
+pub struct UsageFilter {
+    /// Run.
     pub run: Option<String>,
+    /// Tenant.
     pub tenant: Option<String>,
+    /// Start of the time range, inclusive.
     pub since_ms: Option<u64>,
-    /// Without this moment itself.
+    /// End of the time range, exclusive.
     pub until_ms: Option<u64>,
 }
 
-/// A sum.
+/// Summed usage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Total {
+pub struct UsageTotal {
+    /// Key of the group.
     pub key: String,
+    /// Number of calls.
     pub calls: u64,
+    /// Input tokens.
     pub input_tokens: u64,
+    /// Output tokens.
     pub output_tokens: u64,
-    /// Of the input, what was read from a cache.
+    /// Input tokens that were read from a cache.
     pub cached_tokens: u64,
-    /// Nano-dollars.
+    /// Cost in nano-dollars.
     pub money: u64,
-    /// What of it went beyond reservations.
+    /// Cost beyond the reservations.
     pub overrun: u64,
-    /// Calls whose real cost is not known, so that they count in full; and what they come to.
+    /// Calls whose real cost is unknown, so that they count with their reservation, and the sum of
+    /// those.
     pub unsettled: u64,
+    /// Sum of their reservations.
     pub unsettled_money: u64,
-    /// Of these, calls that go on.
+    /// Unsettled calls that are still running.
     pub open: u64,
-    /// What was begun and used beside models, where sums are made by tenant or by day.
-    pub activity: Option<DayUse>,
-    /// More may come to it, or what is in it may become less: a call goes on, or its day does.
+    /// Runs, sandboxes and CPU time, where the sums are by tenant or by day.
+    pub activity: Option<TenantActivity>,
+    /// The sum may still change, because a call is running or the day has not ended.
     pub may_change: bool,
 }
 
-impl Usage {
-    /// Opens it in a state folder; empty if there was none.
-    pub fn open(state: &Path) -> Result<Usage, DatabaseError> {
-        Ok(Usage {
+impl UsageDatabase {
+    /// Opens the tables of a state folder; creates them if they are absent.
+    pub fn open(state: &Path) -> Result<UsageDatabase, DatabaseError> {
+        Ok(UsageDatabase {
             database: Database::open(state)?,
         })
     }
 
     /// How far each segment was read.
-    pub fn segments(&self) -> Result<BTreeMap<String, Progress>, DatabaseError> {
+    pub fn segments(&self) -> Result<BTreeMap<String, SegmentProgress>, DatabaseError> {
         self.database.read(|connection| {
             let mut rows =
                 connection.prepare("SELECT segment, part, offset, n, hash FROM usage_segment")?;
@@ -154,38 +182,42 @@ impl Usage {
         })
     }
 
-    /// Adds what was read from a segment between two places. False if somebody else has done it meanwhile.
+    /// Adds the records between two positions of a segment. False if another process has read on
+    /// meanwhile.
     pub fn add(
         &self,
         segment: &str,
-        from: Option<Progress>,
-        to: Progress,
-        changes: &[Change],
+        from: Option<SegmentProgress>,
+        to: SegmentProgress,
+        changes: &[UsageChange],
     ) -> Result<bool, DatabaseError> {
         self.database.write(|transaction| {
             let read = "SELECT segment, part, offset, n, hash FROM usage_segment WHERE segment = ?";
             if transaction.query_row(read, [segment], progress).optional()? != from {
                 return Ok(false);
             }
-            let (mut insert, mut update) = (transaction.prepare(RESERVED)?, transaction.prepare(SETTLED)?);
+            let mut insert = transaction.prepare(INSERT_RESERVATION)?;
+            let mut update = transaction.prepare(UPDATE_SETTLEMENT)?;
             for change in changes {
                 match change {
-                    Change::Reserved(attempt) => reserved(&mut insert, segment, attempt)?,
-                    Change::Settled(ended) => settled(&mut update, segment, ended)?,
+                    UsageChange::Reserved(attempt) => reserved(&mut insert, segment, attempt)?,
+                    UsageChange::Settled(ended) => settled(&mut update, segment, ended)?,
                 }
             }
             let note = "INSERT OR REPLACE INTO usage_segment (segment, part, offset, n, hash) VALUES (?, ?, ?, ?, ?)";
-            let (offset, n) = (number(to.offset, u64::MAX), number(to.n, u64::MAX));
+            let offset = sql_integer(to.offset, u64::MAX);
+            let n = sql_integer(to.n, u64::MAX);
             transaction.execute(note, params![segment, to.part, offset, n, &to.hash[..]])?;
             Ok(true)
         })
     }
 
-    /// Writes that a segment, read to this end, is being taken away. False if it was read further meanwhile, or is going.
-    pub fn begin_to_retire(
+    /// Marks a fully read segment for removal. False if it was read further meanwhile, or is marked
+    /// already.
+    pub fn begin_retirement(
         &self,
         segment: &str,
-        end: Progress,
+        end: SegmentProgress,
         now_ms: u64,
     ) -> Result<bool, DatabaseError> {
         self.database.write(|transaction| {
@@ -193,16 +225,18 @@ impl Usage {
             if transaction.query_row(read, [segment], progress).optional()? != Some(end) {
                 return Ok(false);
             }
-            // No segment has a tilde in its name; one of the same name may be retired again one day.
+            // Segment names contain no tilde; a segment of the same name may be retired again
+            // later.
             let name = format!("{segment}~{now_ms}");
             let note = "INSERT OR IGNORE INTO usage_retired (name, segment, n, hash, at_ms, done) VALUES (?, ?, ?, ?, ?, 0)";
-            let (n, at) = (number(end.n, u64::MAX), number(now_ms, u64::MAX));
+            let n = sql_integer(end.n, u64::MAX);
+            let at = sql_integer(now_ms, u64::MAX);
             Ok(transaction.execute(note, params![name, segment, n, &end.hash[..], at])? == 1)
         })
     }
 
-    /// Segments whose files are going.
-    pub fn retiring(&self) -> Result<Vec<String>, DatabaseError> {
+    /// Segments that are marked for removal.
+    pub fn retiring_segments(&self) -> Result<Vec<String>, DatabaseError> {
         self.database.read(|connection| {
             let mut rows =
                 connection.prepare("SELECT segment FROM usage_retired WHERE done = 0")?;
@@ -211,8 +245,9 @@ impl Usage {
         })
     }
 
-    /// Writes that the files of a segment are gone. What it said stays, and its name is free.
-    pub fn retired(&self, segment: &str) -> Result<(), DatabaseError> {
+    /// Records that the files of a segment were removed. Its usage stays, and its name becomes
+    /// free.
+    pub fn finish_retirement(&self, segment: &str) -> Result<(), DatabaseError> {
         self.database.write(|transaction| {
             let find = "SELECT name FROM usage_retired WHERE segment = ? AND done = 0";
             let Some(name) = transaction
@@ -231,13 +266,14 @@ impl Usage {
         })
     }
 
-    /// Forgets how far a segment was read, whose files somebody put aside. What it said stays, and its name is free.
-    pub fn set_aside(&self, segment: &str, now_ms: u64) -> Result<(), DatabaseError> {
+    /// Forgets the position in a segment whose files were set aside. Its usage stays, and its name
+    /// becomes free.
+    pub fn set_segment_aside(&self, segment: &str, now_ms: u64) -> Result<(), DatabaseError> {
         self.database.write(|transaction| {
             let name = format!("{segment}~{now_ms}");
             let note = "INSERT OR IGNORE INTO usage_retired (name, segment, n, hash, at_ms, done)
                 SELECT ?2, segment, n, hash, ?3, 1 FROM usage_segment WHERE segment = ?1";
-            transaction.execute(note, params![segment, name, number(now_ms, u64::MAX)])?;
+            transaction.execute(note, params![segment, name, sql_integer(now_ms, u64::MAX)])?;
             let rename = "UPDATE usage_attempt SET segment = ?2, source = iif(source = 'open', 'reserved', source) WHERE segment = ?1";
             transaction.execute(rename, params![segment, name])?;
             transaction.execute("DELETE FROM usage_segment WHERE segment = ?", [segment])?;
@@ -245,22 +281,26 @@ impl Usage {
         })
     }
 
-    /// Sums, the dearest first; days in their order.
-    pub fn totals(&self, by: By, filter: &Filter) -> Result<Vec<Total>, DatabaseError> {
+    /// Sums, most expensive first; days in order.
+    pub fn totals(
+        &self,
+        by: GroupBy,
+        filter: &UsageFilter,
+    ) -> Result<Vec<UsageTotal>, DatabaseError> {
         self.database
             .read(|connection| totals(connection, by, filter))
     }
 
-    /// The same with what was begun and used beside models, as far as it is known by tenant and day, and with what may
-    /// still change as of now.
+    /// The sums with the activity of tenants and days, and whether they may still change as of
+    /// `now`.
     pub fn statement(
         &self,
-        by: By,
-        filter: &Filter,
+        by: GroupBy,
+        filter: &UsageFilter,
         now: Timestamp,
-    ) -> Result<Vec<Total>, DatabaseError> {
+    ) -> Result<Vec<UsageTotal>, DatabaseError> {
         let mut totals = self.totals(by, filter)?;
-        if filter.run.is_none() && matches!(by, By::Tenant | By::Day) {
+        if filter.run.is_none() && matches!(by, GroupBy::Tenant | GroupBy::Day) {
             let all = self
                 .database
                 .read(|connection| activity(connection, by, filter))?;
@@ -270,8 +310,12 @@ impl Usage {
         let goes_on = filter.until_ms.is_none_or(|until| until > today.start().0);
         for total in &mut totals {
             let is_open = match by {
-                By::Day => total.key.parse::<Day>().is_ok_and(|day| day >= today),
-                By::Run | By::Session | By::Tenant | By::Model | By::Provider => goes_on,
+                GroupBy::Day => total.key.parse::<Day>().is_ok_and(|day| day >= today),
+                GroupBy::Run
+                | GroupBy::Session
+                | GroupBy::Tenant
+                | GroupBy::Model
+                | GroupBy::Provider => goes_on,
             };
             total.may_change = is_open || total.open > 0;
         }
@@ -279,32 +323,37 @@ impl Usage {
     }
 }
 
-/// SQLite counts to 2^63.
-fn number(value: u64, most: u64) -> i64 {
+/// SQLite integers end at 2^63.
+fn sql_integer(value: u64, most: u64) -> i64 {
     i64::try_from(value.min(most)).unwrap_or(i64::MAX)
 }
 
-fn back(value: i64) -> u64 {
+fn from_sql(value: i64) -> u64 {
     u64::try_from(value).unwrap_or_default()
 }
 
-fn progress(row: &Row<'_>) -> rusqlite::Result<Progress> {
+fn progress(row: &Row<'_>) -> rusqlite::Result<SegmentProgress> {
     let hash: Vec<u8> = row.get("hash")?;
-    Ok(Progress {
+    Ok(SegmentProgress {
         part: row.get("part")?,
-        offset: back(row.get("offset")?),
-        n: back(row.get("n")?),
-        // A hash that is none fits no ledger, which is then named.
+        offset: from_sql(row.get("offset")?),
+        n: from_sql(row.get("n")?),
+        // A hash of the wrong length becomes zeros, which match no ledger: the mismatch is then
+        // reported.
         hash: hash.try_into().unwrap_or_default(),
     })
 }
 
-fn reserved(insert: &mut Statement<'_>, segment: &str, attempt: &Attempt) -> rusqlite::Result<()> {
-    let money = number(attempt.reserved, MOST_MONEY);
+fn reserved(
+    insert: &mut Statement<'_>,
+    segment: &str,
+    attempt: &ModelAttempt,
+) -> rusqlite::Result<()> {
+    let money = sql_integer(attempt.reserved, MAX_MONEY);
     insert.execute(named_params! {
         ":segment": segment,
-        ":n": number(attempt.n, u64::MAX),
-        ":at_ms": number(attempt.at_ms, u64::MAX),
+        ":n": sql_integer(attempt.n, u64::MAX),
+        ":at_ms": sql_integer(attempt.at_ms, u64::MAX),
         ":run": attempt.run,
         ":session": attempt.session,
         ":tenant": attempt.tenant,
@@ -319,7 +368,11 @@ fn reserved(insert: &mut Statement<'_>, segment: &str, attempt: &Attempt) -> rus
     Ok(())
 }
 
-fn settled(update: &mut Statement<'_>, segment: &str, ended: &Ended) -> rusqlite::Result<()> {
+fn settled(
+    update: &mut Statement<'_>,
+    segment: &str,
+    ended: &SettledAttempt,
+) -> rusqlite::Result<()> {
     let [
         input,
         cache_read,
@@ -330,15 +383,13 @@ fn settled(update: &mut Statement<'_>, segment: &str, ended: &Ended) -> rusqlite
         reasoning,
         audio_out,
         tools,
-    ] = ended.counts.map(|count| number(count, MOST_TOKENS));
-    let (money, overrun) = (
-        number(ended.money, MOST_MONEY),
-        number(ended.overrun, MOST_MONEY),
-    );
-    let duration = number(ended.duration_ms, u64::MAX);
+    ] = ended.counts.map(|count| sql_integer(count, MAX_TOKENS));
+    let money = sql_integer(ended.money, MAX_MONEY);
+    let overrun = sql_integer(ended.overrun, MAX_MONEY);
+    let duration = sql_integer(ended.duration_ms, u64::MAX);
     update.execute(params![
         segment,
-        number(ended.n, u64::MAX),
+        sql_integer(ended.n, u64::MAX),
         ended.source,
         money,
         overrun,
@@ -358,13 +409,13 @@ fn settled(update: &mut Statement<'_>, segment: &str, ended: &Ended) -> rusqlite
     Ok(())
 }
 
-/// Whole days: of the first and the last one, too, if only a part of them is asked for.
+/// Activity is stored by day: the first and last day count as a whole.
 fn activity(
     connection: &Connection,
-    by: By,
-    filter: &Filter,
-) -> rusqlite::Result<Vec<(String, DayUse)>> {
-    let key = if by == By::Day {
+    by: GroupBy,
+    filter: &UsageFilter,
+) -> rusqlite::Result<Vec<(String, TenantActivity)>> {
+    let key = if by == GroupBy::Day {
         "date(day * 86400, 'unixepoch')"
     } else {
         "tenant"
@@ -375,14 +426,14 @@ fn activity(
     );
     let since = filter
         .since_ms
-        .map(|since| number(Day::of(Timestamp(since)).0, u64::MAX));
+        .map(|since| sql_integer(Day::of(Timestamp(since)).0, u64::MAX));
     let until = filter
         .until_ms
-        .map(|until| number(until.div_ceil(MILLISECONDS_A_DAY), u64::MAX));
+        .map(|until| sql_integer(until.div_ceil(MILLISECONDS_A_DAY), u64::MAX));
     let mut rows = connection.prepare(&question)?;
     let all = rows.query_map(params![filter.tenant, since, until], |row| {
-        let count = |name: &str| row.get::<_, i64>(name).map(back);
-        let used = DayUse {
+        let count = |name: &str| row.get::<_, i64>(name).map(from_sql);
+        let used = TenantActivity {
             runs: count("runs")?,
             sandboxes: count("sandboxes")?,
             cpu_ms: count("cpu_ms")?,
@@ -392,11 +443,11 @@ fn activity(
     all.collect()
 }
 
-/// Whoever used no model has a line, too.
-fn add_activity(totals: &mut Vec<Total>, all: Vec<(String, DayUse)>, by: By) {
+/// Tenants and days without model calls get a row, too.
+fn add_activity(totals: &mut Vec<UsageTotal>, all: Vec<(String, TenantActivity)>, by: GroupBy) {
     totals
         .iter_mut()
-        .for_each(|total| total.activity = Some(DayUse::default()));
+        .for_each(|total| total.activity = Some(TenantActivity::default()));
     let mut places: HashMap<String, usize> = totals
         .iter()
         .enumerate()
@@ -407,16 +458,16 @@ fn add_activity(totals: &mut Vec<Total>, all: Vec<(String, DayUse)>, by: By) {
             Some(place) => totals[*place].activity = Some(used),
             None => {
                 places.insert(key.clone(), totals.len());
-                totals.push(Total {
+                totals.push(UsageTotal {
                     key,
                     activity: Some(used),
-                    ..Total::default()
+                    ..UsageTotal::default()
                 });
             }
         }
     }
     match by {
-        By::Day => totals.sort_by(|one, other| one.key.cmp(&other.key)),
+        GroupBy::Day => totals.sort_by(|one, other| one.key.cmp(&other.key)),
         _ => totals.sort_by(|one, other| {
             other
                 .money
@@ -426,14 +477,18 @@ fn add_activity(totals: &mut Vec<Total>, all: Vec<(String, DayUse)>, by: By) {
     }
 }
 
-fn totals(connection: &Connection, by: By, filter: &Filter) -> rusqlite::Result<Vec<Total>> {
+fn totals(
+    connection: &Connection,
+    by: GroupBy,
+    filter: &UsageFilter,
+) -> rusqlite::Result<Vec<UsageTotal>> {
     let (key, order) = match by {
-        By::Run => ("run", "money DESC, key"),
-        By::Session => ("session", "money DESC, key"),
-        By::Tenant => ("tenant", "money DESC, key"),
-        By::Model => ("model", "money DESC, key"),
-        By::Provider => ("provider", "money DESC, key"),
-        By::Day => ("date(at_ms / 1000, 'unixepoch')", "key"),
+        GroupBy::Run => ("run", "money DESC, key"),
+        GroupBy::Session => ("session", "money DESC, key"),
+        GroupBy::Tenant => ("tenant", "money DESC, key"),
+        GroupBy::Model => ("model", "money DESC, key"),
+        GroupBy::Provider => ("provider", "money DESC, key"),
+        GroupBy::Day => ("date(at_ms / 1000, 'unixepoch')", "key"),
     };
     let question = format!(
         "SELECT coalesce({key}, '') AS key, count(*) AS calls,
@@ -447,11 +502,11 @@ fn totals(connection: &Connection, by: By, filter: &Filter) -> rusqlite::Result<
          GROUP BY 1 ORDER BY {order}"
     );
     let [since, until] = [filter.since_ms, filter.until_ms]
-        .map(|moment| moment.map(|moment| number(moment, u64::MAX)));
+        .map(|moment| moment.map(|moment| sql_integer(moment, u64::MAX)));
     let mut rows = connection.prepare(&question)?;
     let all = rows.query_map(params![filter.run, since, until, filter.tenant], |row| {
-        let count = |name: &str| row.get::<_, i64>(name).map(back);
-        Ok(Total {
+        let count = |name: &str| row.get::<_, i64>(name).map(from_sql);
+        Ok(UsageTotal {
             key: row.get("key")?,
             calls: count("calls")?,
             input_tokens: count("input_tokens")?,

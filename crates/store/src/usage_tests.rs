@@ -1,19 +1,19 @@
 use super::*;
 use std::{fs, path::PathBuf};
 
-/// A state folder that is gone afterwards.
-struct Scratch(PathBuf);
+/// A state folder, removed when dropped.
+struct StateFolder(PathBuf);
 
-impl Scratch {
-    fn new(name: &str) -> Scratch {
+impl StateFolder {
+    fn new(name: &str) -> StateFolder {
         let path =
             std::env::temp_dir().join(format!("airlock-usage-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
-        Scratch(path)
+        StateFolder(path)
     }
 }
 
-impl Drop for Scratch {
+impl Drop for StateFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -21,31 +21,32 @@ impl Drop for Scratch {
 
 const DAY: u64 = 86_400_000;
 
-fn attempt(n: u64, run: &str, model: &str, at_ms: u64) -> Change {
-    let (run, model) = (run.to_owned(), model.to_owned());
-    Change::Reserved(Attempt {
+fn attempt(n: u64, run: &str, model: &str, at_ms: u64) -> UsageChange {
+    let run = run.to_owned();
+    let model = model.to_owned();
+    UsageChange::Reserved(ModelAttempt {
         n,
         run,
         model,
         at_ms,
         reserved: 100,
         attempt: 1,
-        ..Attempt::default()
+        ..ModelAttempt::default()
     })
 }
 
-fn ended(n: u64, source: &'static str, money: u64) -> Change {
-    Change::Settled(Ended {
+fn ended(n: u64, source: &'static str, money: u64) -> UsageChange {
+    UsageChange::Settled(SettledAttempt {
         n,
         source,
         money,
         counts: [1, 2, 3, 4, 5, 6, 7, 8, 9],
-        ..Ended::default()
+        ..SettledAttempt::default()
     })
 }
 
-fn place(n: u64) -> Progress {
-    Progress {
+fn place(n: u64) -> SegmentProgress {
+    SegmentProgress {
         part: 1,
         offset: n * 100,
         n,
@@ -55,15 +56,15 @@ fn place(n: u64) -> Progress {
 
 #[test]
 fn what_is_open_counts_in_full_and_what_is_settled_as_it_was() {
-    let scratch = Scratch::new("open");
-    let usage = Usage::open(&scratch.0).unwrap();
+    let folder = StateFolder::new("open");
+    let usage = UsageDatabase::open(&folder.0).unwrap();
     let first = [
         attempt(2, "a", "m", DAY),
         attempt(3, "a", "m", DAY),
         ended(2, "final", 30),
     ];
     assert!(usage.add("owner", None, place(4), &first).unwrap());
-    let total = |key: &str, calls, money, unsettled| Total {
+    let total = |key: &str, calls, money, unsettled| UsageTotal {
         key: key.to_owned(),
         calls,
         input_tokens: 15,
@@ -74,10 +75,10 @@ fn what_is_open_counts_in_full_and_what_is_settled_as_it_was() {
         unsettled,
         unsettled_money: unsettled * 100,
         open: unsettled,
-        ..Total::default()
+        ..UsageTotal::default()
     };
     assert_eq!(
-        usage.totals(By::Run, &Filter::default()).unwrap(),
+        usage.totals(GroupBy::Run, &UsageFilter::default()).unwrap(),
         [total("a", 2, 130, 1)]
     );
     assert!(
@@ -90,7 +91,7 @@ fn what_is_open_counts_in_full_and_what_is_settled_as_it_was() {
             )
             .unwrap()
     );
-    let sums = usage.totals(By::Day, &Filter::default()).unwrap();
+    let sums = usage.totals(GroupBy::Day, &UsageFilter::default()).unwrap();
     assert_eq!(
         (sums[0].key.as_str(), sums[0].money, sums[0].unsettled),
         ("1970-01-02", 130, 1)
@@ -99,15 +100,15 @@ fn what_is_open_counts_in_full_and_what_is_settled_as_it_was() {
 
 #[test]
 fn sums_are_made_by_what_was_asked_and_of_what_was_asked() {
-    let scratch = Scratch::new("sums");
-    let usage = Usage::open(&scratch.0).unwrap();
+    let folder = StateFolder::new("sums");
+    let usage = UsageDatabase::open(&folder.0).unwrap();
     let changes = [
         attempt(1, "a", "m", 0),
         attempt(2, "b", "m", DAY),
         attempt(3, "b", "x", 2 * DAY),
     ];
     usage.add("owner", None, place(3), &changes).unwrap();
-    let keys = |by, filter: &Filter| {
+    let keys = |by, filter: &UsageFilter| {
         let sums = usage.totals(by, filter).unwrap();
         sums.into_iter()
             .map(|total| (total.key, total.calls))
@@ -119,18 +120,18 @@ fn sums_are_made_by_what_was_asked_and_of_what_was_asked() {
             .map(|(key, calls)| ((*key).to_owned(), *calls))
             .collect::<Vec<_>>()
     };
-    let all = Filter::default();
-    assert_eq!(keys(By::Run, &all), pairs(&[("b", 2), ("a", 1)]));
-    assert_eq!(keys(By::Model, &all), pairs(&[("m", 2), ("x", 1)]));
-    assert_eq!(keys(By::Tenant, &all), pairs(&[("", 3)]));
+    let all = UsageFilter::default();
+    assert_eq!(keys(GroupBy::Run, &all), pairs(&[("b", 2), ("a", 1)]));
+    assert_eq!(keys(GroupBy::Model, &all), pairs(&[("m", 2), ("x", 1)]));
+    assert_eq!(keys(GroupBy::Tenant, &all), pairs(&[("", 3)]));
     assert_eq!(
-        keys(By::Day, &all),
+        keys(GroupBy::Day, &all),
         pairs(&[("1970-01-01", 1), ("1970-01-02", 1), ("1970-01-03", 1)])
     );
     assert_eq!(
         keys(
-            By::Model,
-            &Filter {
+            GroupBy::Model,
+            &UsageFilter {
                 run: Some("b".into()),
                 ..all.clone()
             }
@@ -139,8 +140,8 @@ fn sums_are_made_by_what_was_asked_and_of_what_was_asked() {
     );
     assert_eq!(
         keys(
-            By::Run,
-            &Filter {
+            GroupBy::Run,
+            &UsageFilter {
                 since_ms: Some(DAY),
                 ..all.clone()
             }
@@ -149,8 +150,8 @@ fn sums_are_made_by_what_was_asked_and_of_what_was_asked() {
     );
     assert_eq!(
         keys(
-            By::Run,
-            &Filter {
+            GroupBy::Run,
+            &UsageFilter {
                 run: Some("' OR 1=1 --".into()),
                 ..all
             }
@@ -161,11 +162,9 @@ fn sums_are_made_by_what_was_asked_and_of_what_was_asked() {
 
 #[test]
 fn of_two_that_copy_the_same_lines_one_is_believed() {
-    let scratch = Scratch::new("two");
-    let (one, other) = (
-        Usage::open(&scratch.0).unwrap(),
-        Usage::open(&scratch.0).unwrap(),
-    );
+    let folder = StateFolder::new("two");
+    let one = UsageDatabase::open(&folder.0).unwrap();
+    let other = UsageDatabase::open(&folder.0).unwrap();
     assert!(
         one.add("owner", None, place(1), &[attempt(1, "a", "m", 0)])
             .unwrap()
@@ -180,30 +179,30 @@ fn of_two_that_copy_the_same_lines_one_is_believed() {
         BTreeMap::from([("owner".to_owned(), place(1))])
     );
     assert_eq!(
-        other.totals(By::Run, &Filter::default()).unwrap()[0].calls,
+        other.totals(GroupBy::Run, &UsageFilter::default()).unwrap()[0].calls,
         1
     );
 }
 
 #[test]
 fn a_provider_that_lies_does_not_break_the_sums() {
-    let scratch = Scratch::new("lies");
-    let usage = Usage::open(&scratch.0).unwrap();
+    let folder = StateFolder::new("lies");
+    let usage = UsageDatabase::open(&folder.0).unwrap();
     let lie = |n| {
-        Change::Settled(Ended {
+        UsageChange::Settled(SettledAttempt {
             n,
             source: "final",
             money: u64::MAX,
             counts: [u64::MAX; 9],
-            ..Ended::default()
+            ..SettledAttempt::default()
         })
     };
-    let changes: Vec<Change> = (1..=100)
+    let changes: Vec<UsageChange> = (1..=100)
         .flat_map(|n| [attempt(n, "a", "m", u64::MAX), lie(n)])
         .collect();
     usage.add("owner", None, place(1), &changes).unwrap();
     assert_eq!(
-        usage.totals(By::Day, &Filter::default()).unwrap()[0].money,
-        100 * MOST_MONEY
+        usage.totals(GroupBy::Day, &UsageFilter::default()).unwrap()[0].money,
+        100 * MAX_MONEY
     );
 }

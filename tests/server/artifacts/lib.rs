@@ -15,7 +15,10 @@ use std::{
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
 };
-use store::{ArtifactSettings, Artifacts, Kept, New, Owner, Place, Reading, Remote, StoreError};
+use store::{
+    ArtifactError, ArtifactOwner, ArtifactSettings, Artifacts, NewArtifact, ObjectStoreConfig,
+    StorageLocation, StoredArtifact, VersionReader,
+};
 
 /// Where the artifacts of one test are.
 #[derive(Debug)]
@@ -68,7 +71,7 @@ impl Ground {
 
     /// A store there. Memory is new each time.
     pub fn open(&self, limits: ArtifactLimits, retention: Retention) -> Artifacts {
-        let remote = |prefix: &str, endpoint: String, key: &str| Remote {
+        let remote = |prefix: &str, endpoint: String, key: &str| ObjectStoreConfig {
             bucket: "airlock".to_owned(),
             prefix: prefix.to_owned(),
             endpoint: Some(endpoint),
@@ -78,13 +81,15 @@ impl Ground {
             secret: "secret".to_owned(),
         };
         let place = match self {
-            Ground::Memory => Place::Memory,
-            Ground::Files(folder) => Place::Folder(folder.0.clone()),
-            Ground::S3(moto, prefix) => Place::S3(remote(prefix, moto.endpoint(), "key")),
-            Ground::Gcs(fake) => Place::Gcs(remote("test", fake.endpoint(), gcs::ACCOUNT)),
+            Ground::Memory => StorageLocation::Memory,
+            Ground::Files(folder) => StorageLocation::Folder(folder.0.clone()),
+            Ground::S3(moto, prefix) => StorageLocation::S3(remote(prefix, moto.endpoint(), "key")),
+            Ground::Gcs(fake) => {
+                StorageLocation::Gcs(remote("test", fake.endpoint(), gcs::ACCOUNT))
+            }
         };
         Artifacts::open(ArtifactSettings {
-            place,
+            location: place,
             limits,
             tenants: Default::default(),
             retention,
@@ -117,24 +122,32 @@ pub fn name(text: &str) -> WorkspacePath {
 }
 
 /// Whoever has this key.
-pub fn key(text: &str) -> Owner {
-    Owner::key(&Id::new(text).expect("an identifier"))
+pub fn key(text: &str) -> ArtifactOwner {
+    ArtifactOwner::key(&Id::new(text).expect("an identifier"))
 }
 
 /// Keeps these bytes for whoever is at the machine.
-pub async fn put(artifacts: &Artifacts, at: &str, bytes: &[u8]) -> Result<Kept, StoreError> {
-    put_as(artifacts, New::local(name(at)), bytes).await
+pub async fn put(
+    artifacts: &Artifacts,
+    at: &str,
+    bytes: &[u8],
+) -> Result<StoredArtifact, ArtifactError> {
+    put_as(artifacts, NewArtifact::local(name(at)), bytes).await
 }
 
 /// Keeps these bytes.
-pub async fn put_as(artifacts: &Artifacts, new: New, bytes: &[u8]) -> Result<Kept, StoreError> {
+pub async fn put_as(
+    artifacts: &Artifacts,
+    new: NewArtifact,
+    bytes: &[u8],
+) -> Result<StoredArtifact, ArtifactError> {
     let mut putting = artifacts.begin(new).await?;
     putting.write(Bytes::copy_from_slice(bytes)).await?;
     putting.finish(None).await
 }
 
 /// Everything that is left to read.
-pub async fn all_of(mut reading: Reading) -> Result<Vec<u8>, StoreError> {
+pub async fn all_of(mut reading: VersionReader) -> Result<Vec<u8>, ArtifactError> {
     let mut all = Vec::new();
     while let Some(bytes) = reading.next().await? {
         all.extend(bytes);
@@ -147,10 +160,10 @@ pub async fn get(
     artifacts: &Artifacts,
     at: &str,
     version: Option<u64>,
-) -> Result<Vec<u8>, StoreError> {
+) -> Result<Vec<u8>, ArtifactError> {
     all_of(
         artifacts
-            .open_version(&Owner::local(), &name(at), version)
+            .open_version(&ArtifactOwner::local(), &name(at), version)
             .await?,
     )
     .await

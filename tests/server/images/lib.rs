@@ -2,8 +2,8 @@
 
 use cli::{Answer, World};
 use image::{
-    Images, Limits, Source,
-    build::{Built, Platform, write_archive},
+    ImageLimits, ImageSource, ImageStore,
+    build::{BuildPlatform, BuiltImage, write_archive},
 };
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
@@ -141,8 +141,8 @@ impl Tree {
             .map(|byte| format!("{byte:02x}"))
             .collect();
         let digest = Digest::new(&format!("sha256:{hex}")).expect("a digest");
-        let platform = Platform::here().expect("a known platform");
-        let built = Built {
+        let platform = BuildPlatform::here().expect("a known platform");
+        let built = BuiltImage {
             platform,
             config,
             layer,
@@ -161,11 +161,11 @@ impl Tree {
 
 /// Takes an archive into the store of a world; returns the root of its tree.
 pub fn load(world: &World, archive: &Path) -> PathBuf {
-    let images = Images::open(world.state().join("images")).expect("a store");
+    let images = ImageStore::open(world.state().join("images")).expect("a store");
     let loaded = images.load(
-        Source::Path(archive.to_owned()),
+        ImageSource::Path(archive.to_owned()),
         None,
-        &Limits::default(),
+        &ImageLimits::default(),
         &mut |_| {},
     );
     loaded.expect("it is loaded").image.root().to_owned()

@@ -22,7 +22,10 @@ use std::{
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
-use store::{Kept, Lineage, New, Owner, Reading, StoreError, Wanted};
+use store::{
+    ArtifactError, ArtifactOwner, ArtifactQuery, Lineage, NewArtifact, StoredArtifact,
+    VersionReader,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -138,7 +141,7 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
             let which = parse_name(&which)?;
             let engine = open()?;
             let reading = runtime.block_on(open_version(&engine, &which))?;
-            show(row(reading.kept().clone()), json)?;
+            show(row(reading.artifact().clone()), json)?;
         }
         Action::Get { which, output } => {
             let which = parse_name(&which)?;
@@ -157,7 +160,7 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
         Action::Rm { which } => {
             let which = parse_name(&which)?;
             let engine = open()?;
-            let owner = Owner::local();
+            let owner = ArtifactOwner::local();
             let removing = engine
                 .artifacts()
                 .remove(&owner, &which.name, which.version);
@@ -243,15 +246,15 @@ async fn list(
             .as_ref()
             .is_none_or(|pattern| pattern.matches(&name.as_path().to_string_lossy()))
     };
-    let owner = Owner::local();
-    let wanted = Wanted {
+    let owner = ArtifactOwner::local();
+    let wanted = ArtifactQuery {
         name: &fits,
         run_id,
-        ..Wanted::all(Some(&owner))
+        ..ArtifactQuery::all(Some(&owner))
     };
     let listing = engine.artifacts().list(wanted).await;
     let mut notes = listing.problems;
-    if listing.cut {
+    if listing.truncated {
         notes.push("the list is incomplete".to_owned());
     }
     let rows: Vec<_> = listing.kept.into_iter().map(row).collect();
@@ -283,10 +286,10 @@ fn show_removed(removed: u64, json: bool) -> Result<(), Failure> {
     }
 }
 
-async fn open_version(engine: &Engine, which: &VersionedName) -> Result<Reading, Failure> {
+async fn open_version(engine: &Engine, which: &VersionedName) -> Result<VersionReader, Failure> {
     engine
         .artifacts()
-        .open_version(&Owner::local(), &which.name, which.version)
+        .open_version(&ArtifactOwner::local(), &which.name, which.version)
         .await
         .map_err(failure)
 }
@@ -336,7 +339,7 @@ async fn get(
 }
 
 /// Bytes pass unchanged, except to a terminal: an artifact is as hostile as the run that wrote it.
-async fn write_out(from: &mut Reading, which: &VersionedName) -> Result<(), Failure> {
+async fn write_out(from: &mut VersionReader, which: &VersionedName) -> Result<(), Failure> {
     let mut filter = io::stdout()
         .is_terminal()
         .then(|| TerminalFilter::new(FilterLevel::Lines));
@@ -367,7 +370,7 @@ fn open_source(
     file: &Path,
     name: Option<&Path>,
     content_type: Option<String>,
-) -> Result<(New, Box<dyn Read + Send>), Failure> {
+) -> Result<(NewArtifact, Box<dyn Read + Send>), Failure> {
     let stdin = file == Path::new("-");
     let named = name.or_else(|| file.file_name().filter(|_| !stdin).map(Path::new));
     let named =
@@ -375,9 +378,9 @@ fn open_source(
     let bad = |bad: spec::BadPath| {
         Failure::invalid(bad.to_string(), "give --name a relative name without `..`")
     };
-    let new = New {
+    let new = NewArtifact {
         content_type,
-        ..New::local(WorkspacePath::new(named).map_err(bad)?)
+        ..NewArtifact::local(WorkspacePath::new(named).map_err(bad)?)
     };
     if stdin {
         return Ok((new, Box::new(io::stdin())));
@@ -391,7 +394,11 @@ fn open_source(
     Ok((new, Box::new(open_version)))
 }
 
-async fn put(engine: &Engine, new: New, mut source: Box<dyn Read + Send>) -> Result<Kept, Failure> {
+async fn put(
+    engine: &Engine,
+    new: NewArtifact,
+    mut source: Box<dyn Read + Send>,
+) -> Result<StoredArtifact, Failure> {
     let mut putting = engine.artifacts().begin(new).await.map_err(failure)?;
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {
@@ -454,7 +461,7 @@ fn failed(which: &VersionedName, error: &io::Error) -> Failure {
     ))
 }
 
-fn row(kept: Kept) -> Row {
+fn row(kept: StoredArtifact) -> Row {
     Row {
         name: kept.name.as_path().display().to_string(),
         version: kept.version,
@@ -466,20 +473,20 @@ fn row(kept: Kept) -> Row {
     }
 }
 
-fn failure(error: StoreError) -> Failure {
+fn failure(error: ArtifactError) -> Failure {
     let message = match error.source() {
         Some(cause) => format!("{error}: {cause}"),
         None => error.to_string(),
     };
     let (code, hint) = match error {
-        StoreError::Quota { .. } | StoreError::TooLarge { .. } => (
+        ArtifactError::Quota { .. } | ArtifactError::TooLarge { .. } => (
             ErrorCode::QuotaExceeded,
             "remove what is not needed, or raise the limits in [artifacts]",
         ),
-        StoreError::ContentType { .. } => {
+        ArtifactError::ContentType { .. } => {
             (ErrorCode::InvalidSpec, "write a type such as text/plain")
         }
-        StoreError::Name { .. } => (ErrorCode::InvalidSpec, "choose another name with --name"),
+        ArtifactError::Name { .. } => (ErrorCode::InvalidSpec, "choose another name with --name"),
         _ => (
             ErrorCode::InvalidSpec,
             "`airlock artifact list` shows the artifacts",

@@ -6,7 +6,7 @@ use doors::{
     secrets::{KeySource, Secrets},
 };
 use std::path::Path;
-use store::{ArtifactSettings, Place, Remote};
+use store::{ArtifactSettings, ObjectStoreConfig, StorageLocation};
 
 /// Settings for an engine with this state folder.
 pub(super) fn settings(
@@ -14,22 +14,25 @@ pub(super) fn settings(
     state: &Path,
     secrets: &Secrets,
 ) -> Result<ArtifactSettings, ConfigError> {
-    let place = match &config.store {
-        ArtifactBackend::Files => Place::Folder(state.join("artifacts")),
-        ArtifactBackend::Memory => Place::Memory,
-        ArtifactBackend::S3(bucket) => Place::S3(remote_bucket(bucket, secrets)?),
-        ArtifactBackend::Gcs(bucket) => Place::Gcs(remote_bucket(bucket, secrets)?),
+    let location = match &config.store {
+        ArtifactBackend::Files => StorageLocation::Folder(state.join("artifacts")),
+        ArtifactBackend::Memory => StorageLocation::Memory,
+        ArtifactBackend::S3(bucket) => StorageLocation::S3(remote_bucket(bucket, secrets)?),
+        ArtifactBackend::Gcs(bucket) => StorageLocation::Gcs(remote_bucket(bucket, secrets)?),
     };
     Ok(ArtifactSettings {
-        place,
+        location,
         limits: config.limits,
         tenants: Default::default(),
         retention: config.retention,
     })
 }
 
-fn remote_bucket(bucket: &CloudBucket, secrets: &Secrets) -> Result<Remote, ConfigError> {
-    Ok(Remote {
+fn remote_bucket(
+    bucket: &CloudBucket,
+    secrets: &Secrets,
+) -> Result<ObjectStoreConfig, ConfigError> {
+    Ok(ObjectStoreConfig {
         bucket: bucket.name.clone(),
         prefix: bucket.prefix.clone(),
         endpoint: bucket.endpoint.clone(),

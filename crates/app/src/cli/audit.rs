@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::json;
 use spec::{ErrorCode, Timestamp};
 use std::{io, path::Path};
-use store::audit::{self, Asked, JournalProblem, Row, Verified};
+use store::audit::{self, AuditFilter, AuditRow, JournalProblem, VerifyReport};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -100,7 +100,7 @@ enum ExportFormat {
 }
 
 impl LineFilter {
-    fn query(&self, limit: usize) -> Asked {
+    fn query(&self, limit: usize) -> AuditFilter {
         let LineFilter {
             run,
             tenant,
@@ -108,7 +108,7 @@ impl LineFilter {
             since,
             until,
         } = self.clone();
-        Asked {
+        AuditFilter {
             run,
             tenant,
             what,
@@ -122,7 +122,7 @@ impl LineFilter {
 
 /// Parses a hash of 64 hexadecimal digits.
 fn hash(text: &str) -> Result<[u8; 32], String> {
-    audit::hash(text).ok_or_else(|| {
+    audit::parse_hash(text).ok_or_else(|| {
         format!(
             "`{}` is not a hash of 64 digits, as `airlock audit head` prints it",
             printable(text)
@@ -145,8 +145,9 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
         Action::Verify { head } => verify(&state, *head, options.json),
         Action::Head => head(&state, options.json),
         Action::Show { filter, limit } => {
-            let page =
-                |query: &Asked| audit::page(&state, query).map_err(|error| unreadable(&error));
+            let page = |query: &AuditFilter| {
+                audit::read_page(&state, query).map_err(|error| unreadable(&error))
+            };
             print_pages(
                 LineFormat::of(options.json, None),
                 &filter.query(*limit),
@@ -154,8 +155,9 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
             )
         }
         Action::Export { filter, format } => {
-            let page =
-                |query: &Asked| audit::page(&state, query).map_err(|error| unreadable(&error));
+            let page = |query: &AuditFilter| {
+                audit::read_page(&state, query).map_err(|error| unreadable(&error))
+            };
             print_pages(
                 LineFormat::of(options.json, Some(*format)),
                 &filter.query(usize::MAX),
@@ -203,7 +205,7 @@ fn verify(state: &Path, head: Option<[u8; 32]>, json: bool) -> Result<u8, Failur
                 line: 0,
                 what: error.to_string(),
             });
-            Verified::default()
+            VerifyReport::default()
         }
     };
     // Without the database the ledger cannot be compared, and a verification must not create one.
@@ -232,12 +234,12 @@ fn verify(state: &Path, head: Option<[u8; 32]>, json: bool) -> Result<u8, Failur
     Ok(u8::from(!problems.is_empty()))
 }
 
-fn verified_text(verified: &Verified, ledgers: usize) -> String {
+fn verified_text(verified: &VerifyReport, ledgers: usize) -> String {
     let lines = match verified.lines {
         0 => "the audit has no lines yet".to_owned(),
         lines => {
             let since = Timestamp(verified.since_ms);
-            let Verified {
+            let VerifyReport {
                 first, last, head, ..
             } = verified;
             format!(
@@ -303,7 +305,7 @@ impl LineFormat {
         }
     }
 
-    fn show(self, row: &Row) -> Result<(), Failure> {
+    fn show(self, row: &AuditRow) -> Result<(), Failure> {
         match self {
             LineFormat::Jsonl => print_json(row),
             LineFormat::Csv => print(&csv_line(row)),
@@ -315,8 +317,8 @@ impl LineFormat {
 /// Prints page by page, so that only one page is in memory.
 fn print_pages(
     shape: LineFormat,
-    query: &Asked,
-    mut page: impl FnMut(&Asked) -> Result<audit::Page, Failure>,
+    query: &AuditFilter,
+    mut page: impl FnMut(&AuditFilter) -> Result<audit::AuditPage, Failure>,
 ) -> Result<u8, Failure> {
     if shape == LineFormat::Csv {
         print(CSV_HEADER)?;
@@ -324,7 +326,7 @@ fn print_pages(
     let (mut query, mut left) = (query.clone(), query.limit);
     while left > 0 {
         query.limit = left.min(PAGE_LINES);
-        let audit::Page { rows, before } = page(&query)?;
+        let audit::AuditPage { rows, before } = page(&query)?;
         rows.iter().try_for_each(|row| shape.show(row))?;
         left -= rows.len().min(left);
         match before {
@@ -337,7 +339,7 @@ fn print_pages(
 
 const CSV_HEADER: &str = "n,at,what,decision,tenant,key,run,task,job,rule,about,hash\n";
 
-fn csv_line(row: &Row) -> String {
+fn csv_line(row: &AuditRow) -> String {
     let cell = |text: &str| {
         // Sandboxed programs choose some texts; a spreadsheet must not evaluate one as a formula.
         let guard = if text.starts_with(['=', '+', '-', '@']) {
@@ -365,7 +367,7 @@ fn csv_line(row: &Row) -> String {
     format!("{},{},{}\n", row.n, Timestamp(row.at_ms), texts.join(","))
 }
 
-fn text_line(row: &Row) -> String {
+fn text_line(row: &AuditRow) -> String {
     let named = [
         ("tenant", &row.tenant),
         ("key", &row.key),
@@ -391,7 +393,7 @@ fn text_line(row: &Row) -> String {
 
 #[derive(Deserialize)]
 struct AuditResponse {
-    lines: Vec<Row>,
+    lines: Vec<AuditRow>,
     before: Option<String>,
 }
 
@@ -428,7 +430,7 @@ fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
             http_query(&parameters)
         )));
         let AuditResponse { lines, before } = runtime.block_on(asking)?;
-        Ok(audit::Page {
+        Ok(audit::AuditPage {
             rows: lines,
             before,
         })
@@ -441,11 +443,11 @@ mod tests {
 
     #[test]
     fn words_that_a_program_chose_steer_neither_terminal_nor_spreadsheet() {
-        let row = Row {
+        let row = AuditRow {
             n: 1,
             what: "run.deny".into(),
             about: "=1+1\",\u{1b}[2J\n".into(),
-            ..Row::default()
+            ..AuditRow::default()
         };
         assert!(!text_line(&row).trim_end().contains(char::is_control));
         let line = csv_line(&row);

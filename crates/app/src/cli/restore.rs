@@ -167,4 +167,4 @@ impl BufRead for BackupReader<'_> {
     }
 }
 
-impl image::tar::Input for BackupReader<'_> {}
+impl image::tar::TarInput for BackupReader<'_> {}

@@ -302,7 +302,7 @@ fn open(
 
 /// Compacts the database before the server needs it. A failure is no reason not to serve.
 fn reclaim_database(state: &Path) {
-    match store::copy::reclaim(state) {
+    match store::backup::reclaim_free_pages(state) {
         Ok(0) => {}
         Ok(bytes) => {
             let gained = format!(

@@ -98,7 +98,7 @@ fn retire_ledgers(config: &crate::config::Config) -> Option<String> {
 fn sweep_images(config: &crate::config::Config) -> Vec<String> {
     let folder = config.state.join("images");
     if folder.is_dir() {
-        image::Images::open(folder).map_or_else(
+        image::ImageStore::open(folder).map_or_else(
             |error| vec![error.to_string()],
             |sweep_images| sweep_images.sweep(),
         )

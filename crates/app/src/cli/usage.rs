@@ -10,7 +10,9 @@ use crate::{
     remote::{Client, ClientRequest, query},
 };
 use clap::{Args, ValueEnum};
-use engine::usage::{By, DayUse, Filter, JournalProblem, Total, UsageError, UsageProjection};
+use engine::usage::{
+    JournalProblem, TenantActivity, UsageError, UsageFilter, UsageProjection, UsageTotal,
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use spec::{Day, ErrorCode, Money};
@@ -75,14 +77,14 @@ enum GroupBy {
 }
 
 impl GroupBy {
-    fn by(self) -> By {
+    fn by(self) -> engine::usage::GroupBy {
         match self {
-            GroupBy::Run => By::Run,
-            GroupBy::Session => By::Session,
-            GroupBy::Tenant => By::Tenant,
-            GroupBy::Model => By::Model,
-            GroupBy::Provider => By::Provider,
-            GroupBy::Day => By::Day,
+            GroupBy::Run => engine::usage::GroupBy::Run,
+            GroupBy::Session => engine::usage::GroupBy::Session,
+            GroupBy::Tenant => engine::usage::GroupBy::Tenant,
+            GroupBy::Model => engine::usage::GroupBy::Model,
+            GroupBy::Provider => engine::usage::GroupBy::Provider,
+            GroupBy::Day => engine::usage::GroupBy::Day,
         }
     }
 
@@ -119,7 +121,7 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
         return verify(&usage, options.json);
     }
     let problems = usage.refresh()?;
-    let filter = Filter {
+    let filter = UsageFilter {
         run: options.run.clone(),
         tenant: options.tenant.clone(),
         since_ms: options.since,
@@ -130,7 +132,11 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     Ok(report_problems(&problems, options.json))
 }
 
-fn show(options: &Options, totals: &[Total], problems: &[JournalProblem]) -> Result<(), Failure> {
+fn show(
+    options: &Options,
+    totals: &[UsageTotal],
+    problems: &[JournalProblem],
+) -> Result<(), Failure> {
     match (options.json, options.csv) {
         (true, _) => print_json(&object(options.by, totals, problems)),
         (false, true) => print(&engine::usage::csv(options.by.by(), totals)),
@@ -197,10 +203,10 @@ struct UsageRow {
 }
 
 impl UsageRow {
-    fn total(self) -> Total {
+    fn total(self) -> UsageTotal {
         let activity = self.runs.zip(self.sandboxes).zip(self.cpu_ms);
-        Total {
-            activity: activity.map(|((runs, sandboxes), cpu_ms)| DayUse {
+        UsageTotal {
+            activity: activity.map(|((runs, sandboxes), cpu_ms)| TenantActivity {
                 runs,
                 sandboxes,
                 cpu_ms,
@@ -286,13 +292,13 @@ pub(super) fn problems_json(problems: &[JournalProblem]) -> Vec<Value> {
 }
 
 /// The total of all rows.
-fn sum(totals: &[Total]) -> Total {
+fn sum(totals: &[UsageTotal]) -> UsageTotal {
     totals.iter().fold(
-        Total {
+        UsageTotal {
             key: "total".to_owned(),
-            ..Total::default()
+            ..UsageTotal::default()
         },
-        |sum, one| Total {
+        |sum, one| UsageTotal {
             key: sum.key,
             calls: sum.calls.saturating_add(one.calls),
             input_tokens: sum.input_tokens.saturating_add(one.input_tokens),
@@ -311,8 +317,8 @@ fn sum(totals: &[Total]) -> Total {
     )
 }
 
-fn added(one: DayUse, more: DayUse) -> DayUse {
-    DayUse {
+fn added(one: TenantActivity, more: TenantActivity) -> TenantActivity {
+    TenantActivity {
         runs: one.runs.saturating_add(more.runs),
         sandboxes: one.sandboxes.saturating_add(more.sandboxes),
         cpu_ms: one.cpu_ms.saturating_add(more.cpu_ms),
@@ -320,7 +326,7 @@ fn added(one: DayUse, more: DayUse) -> DayUse {
 }
 
 /// The numeric columns: title and value.
-fn cells(total: &Total) -> [(&'static str, String); 7] {
+fn cells(total: &UsageTotal) -> [(&'static str, String); 7] {
     let money = |nanos| Money(nanos).to_string();
     [
         ("calls", total.calls.to_string()),
@@ -334,7 +340,7 @@ fn cells(total: &Total) -> [(&'static str, String); 7] {
 }
 
 /// The table: keys left-aligned, numbers right-aligned, the total in the last line.
-fn text(by: GroupBy, totals: &[Total]) -> String {
+fn text(by: GroupBy, totals: &[UsageTotal]) -> String {
     let all = sum(totals);
     let titles = cells(&all).map(|(head, _)| head.to_owned());
     let mut lines = vec![(by.name().to_owned(), titles)];
@@ -375,7 +381,7 @@ fn shown(key: &str) -> String {
     }
 }
 
-fn object(by: GroupBy, totals: &[Total], problems: &[JournalProblem]) -> Value {
+fn object(by: GroupBy, totals: &[UsageTotal], problems: &[JournalProblem]) -> Value {
     json!({
         "by": by.name(),
         "rows": totals.iter().map(row).collect::<Vec<_>>(),
@@ -384,7 +390,7 @@ fn object(by: GroupBy, totals: &[Total], problems: &[JournalProblem]) -> Value {
     })
 }
 
-fn row(total: &Total) -> Value {
+fn row(total: &UsageTotal) -> Value {
     json!({
         "key": total.key,
         "calls": total.calls,
@@ -424,13 +430,13 @@ impl From<UsageError> for Failure {
 mod tests {
     use super::*;
 
-    fn total(key: &str, calls: u64, money: u64) -> Total {
-        Total {
+    fn total(key: &str, calls: u64, money: u64) -> UsageTotal {
+        UsageTotal {
             key: key.to_owned(),
             calls,
             input_tokens: 1000,
             money,
-            ..Total::default()
+            ..UsageTotal::default()
         }
     }
 

@@ -71,7 +71,7 @@ pub struct BackupReport {
     pub problems: Vec<String>,
     /// The pending work that a restore held back.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub held: Option<store::copy::Held>,
+    pub held: Option<store::backup::CancelledWork>,
 }
 
 /// Why a backup or restore failed.

@@ -5,7 +5,7 @@ use super::{
     BackupError, BackupInfo, BackupReport, FORMAT, INFO_FILE, MANIFEST, ManifestEntry, PARTS,
     STATE_PREFIX, hexadecimal, tar::MODE,
 };
-use image::tar::{Input, Kind, Tar, TarError};
+use image::tar::{TarEntryKind, TarError, TarInput, TarReader};
 use sha2::{Digest, Sha256};
 use std::collections::HashSet;
 
@@ -43,9 +43,9 @@ impl Sink for () {
 }
 
 /// Reads an archive into a sink. The contents of the sink are valid only if this succeeds.
-pub fn check(input: impl Input, sink: &mut impl Sink) -> Result<BackupReport, BackupError> {
+pub fn check(input: impl TarInput, sink: &mut impl Sink) -> Result<BackupReport, BackupError> {
     let mut reader = ArchiveReader {
-        tar: Tar::new(input),
+        tar: TarReader::new(input),
         manifest: Sha256::new(),
         length: 0,
         known: HashSet::new(),
@@ -64,7 +64,7 @@ enum NextEntry {
 }
 
 struct ArchiveReader<R> {
-    tar: Tar<R>,
+    tar: TarReader<R>,
     /// The hash of the expected manifest.
     manifest: Sha256,
     length: u64,
@@ -84,7 +84,7 @@ fn tar_error(error: TarError) -> BackupError {
     }
 }
 
-impl<R: Input> ArchiveReader<R> {
+impl<R: TarInput> ArchiveReader<R> {
     /// The path and size of the next entry, which must be a regular file.
     fn next(&mut self) -> Result<(String, u64), BackupError> {
         let Some(header) = self.tar.next().map_err(tar_error)? else {
@@ -101,12 +101,15 @@ impl<R: Input> ArchiveReader<R> {
                 .to_string()
         };
         match header.kind {
-            Kind::File => {}
-            Kind::Folder | Kind::HardLink | Kind::SymbolicLink | Kind::Special => {
+            TarEntryKind::File => {}
+            TarEntryKind::Folder
+            | TarEntryKind::HardLink
+            | TarEntryKind::SymbolicLink
+            | TarEntryKind::Special => {
                 return invalid(format!("`{}` is not a plain file", shown()));
             }
         }
-        if header.pieces.is_some() {
+        if header.segments.is_some() {
             return invalid(format!("`{}` has holes", shown()));
         }
         if header.mode != MODE {
@@ -174,7 +177,7 @@ impl<R: Input> ArchiveReader<R> {
         }
         if about
             .schema
-            .is_some_and(|schema| schema > store::copy::newest_schema())
+            .is_some_and(|schema| schema > store::backup::newest_schema())
         {
             return invalid("a newer Airlock made it; restore it with that one");
         }

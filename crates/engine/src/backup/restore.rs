@@ -4,7 +4,7 @@
 
 use super::{BackupError, BackupReport, DATABASE, Sink, check, verify};
 use crate::files;
-use image::tar::Input;
+use image::tar::TarInput;
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxAttributes, StatxFlags},
     io::Errno,
@@ -28,7 +28,7 @@ pub enum PendingWork {
 
 /// Restores an archive into a folder that is empty or absent.
 pub fn restore(
-    input: impl Input,
+    input: impl TarInput,
     state: &Path,
     waiting: PendingWork,
     now_ms: u64,
@@ -50,7 +50,7 @@ pub fn restore(
 
 /// Reads an archive and verifies its database as a restore would, in a temporary folder below
 /// `scratch`.
-pub fn examine(input: impl Input, scratch: &Path) -> Result<BackupReport, BackupError> {
+pub fn examine(input: impl TarInput, scratch: &Path) -> Result<BackupReport, BackupError> {
     // If the process is killed, the folder stays.
     let draft = RestoreDraft::at(
         scratch.join(format!("airlock-check-{}", crate::fresh_id())),
@@ -87,7 +87,7 @@ fn check_target(state: &Path) -> Result<(PathBuf, bool), BackupError> {
         let name = entry
             .map_err(|error| BackupError::file("open", state)(error))?
             .file_name();
-        if name == store::copy::RESTORING {
+        if name == store::backup::RESTORE_FOLDER {
             return Err(taken(
                 "has `.restoring`: a restore is under way, or was killed",
             ));
@@ -119,10 +119,12 @@ fn hold_pending_work(
     report: &BackupReport,
     waiting: PendingWork,
     now_ms: u64,
-) -> Result<Option<store::copy::Held>, BackupError> {
+) -> Result<Option<store::backup::CancelledWork>, BackupError> {
     let made = spec::Timestamp(report.about.as_ref().map_or(0, |about| about.made_ms)).to_string();
     let held = match (waiting, state.join(DATABASE).exists()) {
-        (PendingWork::Held, true) => Some(store::copy::hold(state, &made, now_ms)?),
+        (PendingWork::Held, true) => {
+            Some(store::backup::cancel_pending_work(state, &made, now_ms)?)
+        }
         _ => None,
     };
     let about = match held {
@@ -133,7 +135,7 @@ fn hold_pending_work(
         ),
         None => format!("backup of {made}; resumed"),
     };
-    let path = state.join(store::copy::RESTORED);
+    let path = state.join(store::backup::RESTORED_MARKER);
     let mut options = fs::OpenOptions::new();
     std::os::unix::fs::OpenOptionsExt::mode(options.write(true).create_new(true), 0o600);
     let written = options
@@ -154,9 +156,9 @@ struct RestoreDraft {
 impl RestoreDraft {
     fn new(state: &Path, is_within: bool) -> Result<RestoreDraft, BackupError> {
         let mut name = state.file_name().unwrap_or_default().to_owned();
-        name.push(store::copy::RESTORING);
+        name.push(store::backup::RESTORE_FOLDER);
         let path = if is_within {
-            state.join(store::copy::RESTORING)
+            state.join(store::backup::RESTORE_FOLDER)
         } else {
             state.with_file_name(name)
         };

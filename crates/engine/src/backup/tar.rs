@@ -69,7 +69,7 @@ fn block(name: &[u8], size: u64, kind: u8) -> [u8; BLOCK] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use image::tar::{Kind, Tar};
+    use image::tar::{TarEntryKind, TarReader};
 
     #[test]
     fn what_is_written_is_read_back() {
@@ -80,11 +80,11 @@ mod tests {
             archive.extend(b"abc");
             padding(&mut archive, 3).unwrap();
             end(&mut archive).unwrap();
-            let mut tar = Tar::new(&archive[..]);
+            let mut tar = TarReader::new(&archive[..]);
             let read = tar.next().unwrap().unwrap();
             assert_eq!(
                 (read.path.as_slice(), read.kind, read.size, read.mode),
-                (path.as_bytes(), Kind::File, 3, MODE)
+                (path.as_bytes(), TarEntryKind::File, 3, MODE)
             );
             assert_eq!(tar.contents().unwrap(), b"abc");
             assert_eq!(tar.next().unwrap(), None);
@@ -96,7 +96,10 @@ mod tests {
         for size in [0, MAX_OCTAL_SIZE - 1, MAX_OCTAL_SIZE, 1 << 45] {
             let mut archive = Vec::new();
             header(&mut archive, "a", size).unwrap();
-            assert_eq!(Tar::new(&archive[..]).next().unwrap().unwrap().size, size);
+            assert_eq!(
+                TarReader::new(&archive[..]).next().unwrap().unwrap().size,
+                size
+            );
         }
     }
 }

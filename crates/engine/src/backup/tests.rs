@@ -117,7 +117,7 @@ fn what_must_last_comes_back_and_what_must_not_travel_does_not() {
     let mut told = restore(&archive[..], &restored, PendingWork::Held, 2).unwrap();
     assert_eq!(
         told.held.take(),
-        Some(store::copy::Held {
+        Some(store::backup::CancelledWork {
             jobs: 0,
             notices: 0
         })
@@ -244,10 +244,10 @@ fn a_folder_of_somebody_elses_is_refused_and_nothing_is_left_in_it() {
 fn an_audit_is_looked_at_when_it_is_backed_up_and_when_it_is_restored() {
     let place = Place::new();
     let state = place.state();
-    let audit = store::audit::Audit::open(&state).unwrap();
+    let audit = store::audit::AuditLog::open(&state).unwrap();
     for _ in 0..3 {
         audit
-            .note(&store::audit::Entry {
+            .append(&store::audit::AuditEntry {
                 what: "run.accept",
                 ..Default::default()
             })
@@ -301,7 +301,7 @@ fn tidy(state: &Path) {
         keep_bytes: 0,
         ..store::audit::AuditSettings::default()
     };
-    drop(store::audit::Audit::open_with(state, settings).unwrap());
+    drop(store::audit::AuditLog::open_with(state, settings).unwrap());
 }
 
 #[test]
@@ -312,10 +312,10 @@ fn no_file_of_the_audit_goes_while_a_backup_is_read() {
         file_bytes: 500,
         ..store::audit::AuditSettings::default()
     };
-    let audit = store::audit::Audit::open_with(&state, settings).unwrap();
+    let audit = store::audit::AuditLog::open_with(&state, settings).unwrap();
     for _ in 0..20 {
         audit
-            .note(&store::audit::Entry {
+            .append(&store::audit::AuditEntry {
                 what: "run.accept",
                 ..Default::default()
             })
@@ -344,7 +344,7 @@ fn no_file_of_the_audit_goes_while_a_backup_is_read() {
     let told = restore(&slow.read[..], &restored, PendingWork::Held, 2).unwrap();
     assert_eq!(told.problems, Vec::<String>::new());
     assert!(store::audit::verify(&restored, None).unwrap().lines >= 20);
-    drop(store::audit::Audit::open(&restored).unwrap());
+    drop(store::audit::AuditLog::open(&restored).unwrap());
     // Afterwards it may.
     tidy(&state);
     assert!(count() < before);

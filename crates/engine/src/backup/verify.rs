@@ -37,19 +37,22 @@ pub(super) fn verify_database(state: &Path, report: &BackupReport) -> Result<boo
         ));
     }
     let Some(said) = said else { return Ok(false) };
-    let found = store::copy::schema(state).map_err(damaged)?;
+    let found = store::backup::schema_version(state).map_err(damaged)?;
     if found != Some(said) {
         return Err(BackupError::Archive(format!(
             "its database is not of schema {said}, as it says"
         )));
     }
     // Before anything is written: a foreign trigger would run its author's statements.
-    if let Some(odd) = store::copy::foreign(state).map_err(damaged)? {
+    if let Some(odd) = store::backup::schema_difference(state).map_err(damaged)? {
         return Err(BackupError::Archive(format!(
             "its database has what no Airlock made: {odd}"
         )));
     }
-    match store::copy::check(state).map_err(damaged)?.first() {
+    match store::backup::check_integrity(state)
+        .map_err(damaged)?
+        .first()
+    {
         None => Ok(true),
         Some(wrong) => Err(BackupError::Archive(format!(
             "its database is damaged: {wrong}"
@@ -68,9 +71,9 @@ fn damaged(error: DatabaseError) -> BackupError {
 }
 
 /// Without the path of the temporary folder.
-pub(super) fn describe(state: &Path, wrong: &store::audit::Wrong) -> String {
+pub(super) fn describe(state: &Path, wrong: &store::audit::VerifyError) -> String {
     match wrong {
-        store::audit::Wrong::Problem(problem) => {
+        store::audit::VerifyError::Problem(problem) => {
             let name = problem.file.strip_prefix(state).unwrap_or(&problem.file);
             format!(
                 "`{}`, line {}: {}",
@@ -79,6 +82,6 @@ pub(super) fn describe(state: &Path, wrong: &store::audit::Wrong) -> String {
                 problem.what
             )
         }
-        store::audit::Wrong::Read(error) => format!("the audit cannot be read: {error}"),
+        store::audit::VerifyError::Read(error) => format!("the audit cannot be read: {error}"),
     }
 }

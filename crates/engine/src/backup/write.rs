@@ -16,7 +16,7 @@ use std::{
     os::{fd::OwnedFd, unix::fs::DirBuilderExt},
     path::{Path, PathBuf},
 };
-use store::Upkeep;
+use store::UpkeepLock;
 
 const BUFFER: usize = 256 << 10;
 /// The depth of artifact folders: owner, name, version.
@@ -53,10 +53,10 @@ pub fn backup(
         .map_err(BackupError::file("open", of.state))?;
     let folder = open_folder(&state)?;
     check_owner(&folder).map_err(BackupError::file("back up", &state))?;
-    let _nothing_goes = Upkeep::shared(&state).map_err(BackupError::file("lock", &state))?;
+    let _nothing_goes = UpkeepLock::shared(&state).map_err(BackupError::file("lock", &state))?;
     let copy = DatabaseCopy::new(&state)?;
     // First: everything that is copied later has what the database refers to.
-    let schema = store::copy::copy(&state, &copy.path)?;
+    let schema = store::backup::copy_database(&state, &copy.path)?;
     let mut archive = Archive {
         to,
         manifest: Vec::new(),
@@ -254,7 +254,7 @@ impl<W: Write> Archive<'_, W> {
         schema: Option<i64>,
     ) -> Result<(), BackupError> {
         // With an older schema, verifying would migrate the database, which a backup must not do.
-        if schema == Some(store::copy::newest_schema())
+        if schema == Some(store::backup::newest_schema())
             && let Err(wrong) = store::audit::verify(state, None)
         {
             self.report

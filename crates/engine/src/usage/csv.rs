@@ -1,6 +1,6 @@
 //! Usage sums as CSV (RFC 4180) for billing: whole numbers only, money in billionths of a dollar.
 
-use super::{By, Total};
+use super::{GroupBy, UsageTotal};
 
 /// The column names behind the first.
 const COLUMNS: [&str; 12] = [
@@ -19,24 +19,24 @@ const COLUMNS: [&str; 12] = [
 ];
 
 /// The name of a grouping.
-pub fn name(by: By) -> &'static str {
+pub fn name(by: GroupBy) -> &'static str {
     match by {
-        By::Run => "run",
-        By::Session => "session",
-        By::Tenant => "tenant",
-        By::Model => "model",
-        By::Provider => "provider",
-        By::Day => "day",
+        GroupBy::Run => "run",
+        GroupBy::Session => "session",
+        GroupBy::Tenant => "tenant",
+        GroupBy::Model => "model",
+        GroupBy::Provider => "provider",
+        GroupBy::Day => "day",
     }
 }
 
 /// One line for each sum, behind a header line.
-pub fn csv(by: By, totals: &[Total]) -> String {
+pub fn csv(by: GroupBy, totals: &[UsageTotal]) -> String {
     let head = format!("{},{}\r\n", name(by), COLUMNS.join(","));
     totals.iter().fold(head, |text, total| text + &line(total))
 }
 
-fn line(total: &Total) -> String {
+fn line(total: &UsageTotal) -> String {
     let known = |number: Option<u64>| number.map(|number| number.to_string()).unwrap_or_default();
     let activity = total.activity;
     let cells = [
@@ -108,13 +108,13 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_empty_and_money_is_whole() {
-        let total = Total {
+        let total = UsageTotal {
             key: "m".to_owned(),
             calls: 2,
             money: 1_500_000_003,
-            ..Total::default()
+            ..UsageTotal::default()
         };
-        let text = csv(By::Model, &[total]);
+        let text = csv(GroupBy::Model, &[total]);
         let lines: Vec<_> = text.split("\r\n").collect();
         assert_eq!(lines[1..], ["\"m\",2,0,0,0,1500000003,0,0,0,,,,false", ""]);
         assert_eq!(lines[0].split(',').count(), lines[1].split(',').count());

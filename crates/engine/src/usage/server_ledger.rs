@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
-use store::{DatabaseError, Upkeep, usage::Progress};
+use store::{DatabaseError, UpkeepLock, usage::SegmentProgress};
 
 /// The length of each server segment, in bytes of all its files; a segment has new lines only if it
 /// is longer.
@@ -87,9 +87,9 @@ impl UsageProjection {
     }
 
     /// The progress of the server segments, without those that are being retired.
-    fn server_segments(&self) -> Result<BTreeMap<String, Progress>, DatabaseError> {
+    fn server_segments(&self) -> Result<BTreeMap<String, SegmentProgress>, DatabaseError> {
         let mut known = self.usage.segments()?;
-        let going = self.usage.retiring()?;
+        let going = self.usage.retiring_segments()?;
         known.retain(|name, _| is_server_segment(name) && !going.contains(name));
         Ok(known)
     }
@@ -98,7 +98,7 @@ impl UsageProjection {
         &self,
         name: &str,
         files: &[PathBuf],
-        progress: Progress,
+        progress: SegmentProgress,
     ) -> Result<Option<JournalProblem>, UsageError> {
         let Some(file) = files.get(progress.part as usize - 1) else {
             return self.find_missing(name, files, progress);
@@ -117,7 +117,7 @@ impl UsageProjection {
     /// their owner must be gone.
     pub fn spent_today(&self, today: Day) -> Result<RecoveredUsage, UsageError> {
         let failed = |source| self.failed(source);
-        let going = self.usage.retiring()?;
+        let going = self.usage.retiring_segments()?;
         let there = ledger::segments(&self.folder).map_err(failed)?;
         let names: Vec<_> = there
             .into_keys()
@@ -135,7 +135,7 @@ impl UsageProjection {
             .folder
             .with_file_name(format!("{LEDGER}-aside-{now_ms}"));
         let state = self.folder.parent().unwrap_or(&self.folder);
-        let Some(_alone) = Upkeep::alone(state).map_err(failed)? else {
+        let Some(_alone) = UpkeepLock::try_exclusive(state).map_err(failed)? else {
             return Err(failed(io::Error::other("the state folder is being copied")));
         };
         let mut aside = SetAsideReport::default();
@@ -146,7 +146,7 @@ impl UsageProjection {
                 aside.place = Some(place.clone());
             }
             // After a crash here the segment is known and missing, and can be set aside again.
-            self.usage.set_aside(&name, now_ms)?;
+            self.usage.set_segment_aside(&name, now_ms)?;
             aside.segments.push(name);
         }
         Ok(aside)
@@ -156,7 +156,7 @@ impl UsageProjection {
     fn damaged_segments(&self) -> Result<Vec<String>, UsageError> {
         let failed = |source| self.failed(source);
         let known = self.server_segments()?;
-        let going = self.usage.retiring()?;
+        let going = self.usage.retiring_segments()?;
         let there = ledger::segments(&self.folder).map_err(failed)?;
         let names: BTreeSet<&String> = known.keys().chain(there.keys()).collect();
         let mut wrong = Vec::new();

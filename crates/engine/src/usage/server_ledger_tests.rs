@@ -1,5 +1,5 @@
 use super::super::{
-    By, Filter,
+    GroupBy, UsageFilter,
     tests::{Scratch, cut},
 };
 use super::*;
@@ -57,7 +57,9 @@ fn make_old(file: &Path) {
 
 fn total(books: &UsageProjection) -> (u64, u64) {
     assert_eq!(books.refresh().unwrap(), []);
-    let sums = books.totals(By::Tenant, &Filter::default()).unwrap();
+    let sums = books
+        .totals(GroupBy::Tenant, &UsageFilter::default())
+        .unwrap();
     sums.first()
         .map(|total| (total.calls, total.money))
         .unwrap_or_default()
@@ -122,7 +124,9 @@ fn each_day_begins_once_and_none_comes_twice() {
         .collect();
     assert_eq!(longer, [&ledger::daily_segment(today)]);
     books.copy_live_segments(longer).unwrap();
-    let sums = books.totals(By::Tenant, &Filter::default()).unwrap();
+    let sums = books
+        .totals(GroupBy::Tenant, &UsageFilter::default())
+        .unwrap();
     assert_eq!((sums[0].money, sums[0].open), (7, 0));
 }
 
@@ -263,7 +267,7 @@ fn of_a_day_that_was_being_taken_away_nothing_is_missed_and_nothing_counted() {
     assert!(
         books
             .usage
-            .begin_to_retire(&old, end, Timestamp(1).0)
+            .begin_retirement(&old, end, Timestamp(1).0)
             .unwrap()
     );
     // Of several files the last is removed first: the rest may have no end.

@@ -12,7 +12,7 @@ use std::{
     task::{Context, Poll},
     time::Duration,
 };
-use store::{Kept, Putting, Reading, StoreError};
+use store::{ArtifactError, StoredArtifact, VersionReader, VersionWriter};
 use tokio::sync::mpsc;
 
 /// A client that sends nothing for this long is disconnected.
@@ -20,11 +20,11 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Stores a body if its length and digest match what the client announced.
 pub(super) async fn receive(
-    mut putting: Putting,
+    mut putting: VersionWriter,
     mut body: Body,
     announced: Option<u64>,
     expected: Option<&str>,
-) -> Answer<Kept> {
+) -> Answer<StoredArtifact> {
     let mut size = 0;
     loop {
         let late = |_| {
@@ -58,7 +58,7 @@ pub(super) async fn receive(
 }
 
 /// Streams an artifact at the client's pace. If the content is damaged, the stream is cut off.
-pub(super) fn send(mut reading: Reading) -> Body {
+pub(super) fn send(mut reading: VersionReader) -> Body {
     let (sender, pieces) = mpsc::channel(2);
     tokio::spawn(async move {
         loop {
@@ -76,16 +76,16 @@ pub(super) fn send(mut reading: Reading) -> Body {
     Body::new(ArtifactBody(pieces))
 }
 
-struct ArtifactBody(mpsc::Receiver<Result<Bytes, StoreError>>);
+struct ArtifactBody(mpsc::Receiver<Result<Bytes, ArtifactError>>);
 
 impl http_body::Body for ArtifactBody {
     type Data = Bytes;
-    type Error = StoreError;
+    type Error = ArtifactError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, StoreError>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, ArtifactError>>> {
         self.0
             .poll_recv(context)
             .map(|piece| piece.map(|piece| piece.map(Frame::data)))

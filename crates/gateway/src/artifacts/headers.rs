@@ -3,7 +3,7 @@
 use crate::{Problem, problem::Answer};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
-use store::{Kept, Part, Reading};
+use store::{ByteRange, StoredArtifact, VersionReader};
 
 const CHECKSUM: &str = "x-checksum-sha256";
 const REPR_DIGEST: &str = "repr-digest";
@@ -79,7 +79,7 @@ pub(super) fn content_length(headers: &HeaderMap) -> Option<u64> {
         .ok()
 }
 
-pub(super) fn etag(kept: &Kept) -> String {
+pub(super) fn etag(kept: &StoredArtifact) -> String {
     format!("\"{}\"", kept.sha256)
 }
 
@@ -94,7 +94,7 @@ pub(super) fn matches_etag(headers: &HeaderMap, name: HeaderName, etag: &str) ->
 }
 
 /// The single requested range; anything else is answered with the whole content (RFC 9110, 14.2).
-pub(super) fn requested_range(headers: &HeaderMap, etag: &str) -> Option<Part> {
+pub(super) fn requested_range(headers: &HeaderMap, etag: &str) -> Option<ByteRange> {
     if headers.contains_key(header::IF_RANGE) && !matches_etag(headers, header::IF_RANGE, etag) {
         return None;
     }
@@ -110,20 +110,24 @@ pub(super) fn requested_range(headers: &HeaderMap, etag: &str) -> Option<Part> {
             .flatten()
     };
     match text.split_once('-')? {
-        ("", last) => Some(Part::Last(number(last)?)),
-        (first, "") => Some(Part::From(number(first)?, None)),
+        ("", last) => Some(ByteRange::Last(number(last)?)),
+        (first, "") => Some(ByteRange::From(number(first)?, None)),
         (first, last) => {
             let first = number(first)?;
             let last = number(last)?;
-            (first <= last).then_some(Part::From(first, Some(last)))
+            (first <= last).then_some(ByteRange::From(first, Some(last)))
         }
     }
 }
 
 /// Sets the response headers, so that no browser renders the content as a page of this server: the
 /// artifact's author is not trusted.
-pub(super) fn set_response_headers(headers: &mut HeaderMap, reading: &Reading, partial: bool) {
-    let kept = reading.kept();
+pub(super) fn set_response_headers(
+    headers: &mut HeaderMap,
+    reading: &VersionReader,
+    partial: bool,
+) {
+    let kept = reading.artifact();
     let left = reading.left();
     let mut set = |name: HeaderName, value: String| {
         if let Ok(value) = HeaderValue::from_str(&value) {

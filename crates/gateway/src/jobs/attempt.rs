@@ -19,9 +19,9 @@ use spec::{Day, Id, RunSpec};
 use std::{sync::Arc, time::Duration};
 use store::{
     DatabaseError,
-    audit::{Decision, Entry},
-    jobs::{Change, End, JobRow},
-    served::{Accepted, DayUse, NewRun, Writing},
+    audit::{AuditEntry, Decision},
+    jobs::{AttemptEnd, JobChange, JobRow},
+    server_database::{AcceptRunOutcome, NewRun, TenantActivity, WriteTransaction},
 };
 
 /// Pause after an internal error.
@@ -223,15 +223,15 @@ async fn defer(gateway: &Gateway, row: JobRow, problem: Problem) -> Answer<()> {
             .as_ref()
             .is_some_and(|error| problem.matches_error(error));
         // A job that is deferred again for the same reason is audited once.
-        if transaction.put_off_job(&row.id, due_ms, &problem.to_error_json())? && !before {
-            let entry = Entry {
+        if transaction.defer_job(&row.id, due_ms, &problem.to_error_json())? && !before {
+            let entry = AuditEntry {
                 what: "job.start",
                 decision: Decision::Refused,
                 tenant: &row.tenant,
                 key: &row.key,
                 job: &row.id,
                 rule: problem.rule(),
-                ..Entry::default()
+                ..AuditEntry::default()
             };
             change::write_audit(&handle, &entry)?;
         }
@@ -246,21 +246,21 @@ async fn reject(gateway: &Gateway, row: JobRow, refused: Rejection) -> Answer<()
     let written = gateway.durable_writer().write(move |transaction| {
         let error = refused.problem.to_error_json();
         let rule = refused.problem.rule().to_owned();
-        let end = End {
+        let end = AttemptEnd {
             status: refused.status,
             result: None,
             error: Some(&error),
             at_ms,
         };
         let changes = transaction.refuse_job(&row.id, &end)?;
-        let entry = Entry {
+        let entry = AuditEntry {
             what: "job.start",
             decision: Decision::Refused,
             tenant: &row.tenant,
             key: &row.key,
             job: &row.id,
             rule: &rule,
-            ..Entry::default()
+            ..AuditEntry::default()
         };
         change::write_audit(&handle, &entry)?;
         change::record_changes(&handle, transaction, &changes, at_ms)?;
@@ -274,11 +274,11 @@ async fn reject(gateway: &Gateway, row: JobRow, refused: Rejection) -> Answer<()
 /// its id can be known to anybody.
 fn claim(
     gateway: &Gateway,
-    transaction: &Writing<'_>,
+    transaction: &WriteTransaction<'_>,
     job: &JobRow,
     live: &Arc<ActiveRun>,
     task: Option<&Id>,
-) -> Result<Option<Change>, DatabaseError> {
+) -> Result<Option<JobChange>, DatabaseError> {
     let Some(_listing) = gateway.admission_permit() else {
         return Ok(None);
     };
@@ -297,29 +297,32 @@ fn claim(
         task,
         job: Some(&job.id),
         at_ms,
-        promise: None,
+        idempotency_key: None,
     };
     match transaction.accept(&run, true)? {
-        Accepted::New => {}
+        AcceptRunOutcome::Accepted => {}
         // A fresh id that exists already: the transaction is rolled back.
-        Accepted::Before(_) | Accepted::OtherRequest | Accepted::NameTaken | Accepted::Full => {
+        AcceptRunOutcome::Duplicate(_)
+        | AcceptRunOutcome::KeyReused
+        | AcceptRunOutcome::IdTaken
+        | AcceptRunOutcome::Full => {
             let why = "a run of a fresh name was there before".to_owned();
-            return Err(DatabaseError::Place {
+            return Err(DatabaseError::Unusable {
                 path: gateway.state().to_owned(),
                 why,
             });
         }
     }
-    let day = gateway.daily_usage().count(owner, DayUse::RUN);
-    transaction.add_to_day(owner, day, DayUse::RUN)?;
+    let day = gateway.daily_usage().count(owner, TenantActivity::ONE_RUN);
+    transaction.add_tenant_activity(owner, day, TenantActivity::ONE_RUN)?;
     active::add_container(gateway, transaction, &run, live.meta())?;
-    let changed = Change {
+    let changed = JobChange {
         id: job.id.clone(),
         tenant: job.tenant.clone(),
         status: "running".to_owned(),
         run: Some(live.id.to_string()),
         webhook: job.webhook.clone(),
-        moved: false,
+        wait_changed: false,
     };
     change::record_changes(gateway, transaction, std::slice::from_ref(&changed), at_ms)?;
     gateway.runs().add(live);

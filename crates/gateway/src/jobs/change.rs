@@ -18,19 +18,19 @@ use spec::{ErrorCode, ErrorInfo, Status};
 use std::sync::atomic::Ordering;
 use store::{
     DatabaseError,
-    audit::{Decision, Entry},
-    jobs::{Cancelled, Change, End, JobFilter},
-    served::Writing,
+    audit::{AuditEntry, Decision},
+    jobs::{AttemptEnd, CancelJobOutcome, JobChange, JobFilter},
+    server_database::WriteTransaction,
 };
 
 /// Jobs that are cancelled per transaction.
 const CANCEL_BATCH: u32 = 200;
 
 /// Writes an audit entry; if it fails, the transaction fails.
-pub(crate) fn write_audit(gateway: &Gateway, entry: &Entry<'_>) -> Result<(), DatabaseError> {
+pub(crate) fn write_audit(gateway: &Gateway, entry: &AuditEntry<'_>) -> Result<(), DatabaseError> {
     gateway
         .write_audit(entry)
-        .map_err(|_| DatabaseError::Place {
+        .map_err(|_| DatabaseError::Unusable {
             path: gateway.state().to_owned(),
             why: "the audit cannot be written".to_owned(),
         })
@@ -39,12 +39,12 @@ pub(crate) fn write_audit(gateway: &Gateway, entry: &Entry<'_>) -> Result<(), Da
 /// Writes audit entries and webhook notices of changes, in their transaction.
 pub(super) fn record_changes(
     gateway: &Gateway,
-    transaction: &Writing<'_>,
-    changes: &[Change],
+    transaction: &WriteTransaction<'_>,
+    changes: &[JobChange],
     at_ms: u64,
 ) -> Result<(), DatabaseError> {
     // A job that only waits for something else is not audited.
-    for change in changes.iter().filter(|change| !change.moved) {
+    for change in changes.iter().filter(|change| !change.wait_changed) {
         let (what, event) = match change.status.as_str() {
             "queued" => ("job.again", None),
             "running" => ("job.start", Some("running")),
@@ -57,14 +57,14 @@ pub(super) fn record_changes(
         let decision = Decision::Happened;
         write_audit(
             gateway,
-            &Entry {
+            &AuditEntry {
                 what,
                 decision,
                 tenant,
                 job,
                 run,
                 about,
-                ..Entry::default()
+                ..AuditEntry::default()
             },
         )?;
         if let Some(event) = event {
@@ -76,8 +76,8 @@ pub(super) fn record_changes(
 
 fn enqueue_webhook(
     gateway: &Gateway,
-    transaction: &Writing<'_>,
-    change: &Change,
+    transaction: &WriteTransaction<'_>,
+    change: &JobChange,
     event: &str,
     at_ms: u64,
 ) -> Result<(), DatabaseError> {
@@ -93,7 +93,7 @@ fn enqueue_webhook(
     let Some(row) = transaction.job(&change.id)? else {
         return Ok(());
     };
-    let result = store::webhooks::result_of(transaction, &change.id)?;
+    let result = store::webhooks::job_result(transaction, &change.id)?;
     let body = Job::of(gateway, &row).to_json_with_result(result.as_deref());
     webhook::enqueue(
         transaction,
@@ -107,7 +107,7 @@ fn enqueue_webhook(
 }
 
 /// Notifies waiters after the commit.
-pub(super) fn notify_changes(gateway: &Gateway, changes: &[Change]) {
+pub(super) fn notify_changes(gateway: &Gateway, changes: &[JobChange]) {
     let jobs = gateway.jobs();
     for change in changes {
         jobs.notify(&change.id);
@@ -144,22 +144,22 @@ pub(crate) async fn cancel_all(gateway: &Gateway, key: &str) -> Answer<Vec<Strin
         let handle = gateway.clone();
         let key = key.to_owned();
         let at_ms = engine::now().0;
-        let write = move |transaction: &Writing<'_>| {
+        let write = move |transaction: &WriteTransaction<'_>| {
             let mut all = Vec::new();
             for row in &page.rows {
                 let changes = match transaction.cancel_job(&row.id, at_ms)? {
-                    Cancelled::Queued(changes) => changes,
-                    Cancelled::Running(_) => Vec::new(),
-                    Cancelled::Before | Cancelled::Unknown => continue,
+                    CancelJobOutcome::Cancelled(changes) => changes,
+                    CancelJobOutcome::Running(_) => Vec::new(),
+                    CancelJobOutcome::AlreadyEnded | CancelJobOutcome::Unknown => continue,
                 };
-                let entry = Entry {
+                let entry = AuditEntry {
                     what: "job.cancel",
                     decision: Decision::Allowed,
                     rule: "admin",
                     key: &key,
                     tenant: &row.tenant,
                     job: &row.id,
-                    ..Entry::default()
+                    ..AuditEntry::default()
                 };
                 write_audit(&handle, &entry)?;
                 record_changes(&handle, transaction, &changes, at_ms)?;
@@ -200,7 +200,7 @@ pub(crate) async fn record_attempt_end(
         let error = error
             .as_ref()
             .and_then(|error| serde_json::to_string(error).ok());
-        let end = End {
+        let end = AttemptEnd {
             status: status.name(),
             result: Some(&result),
             error: error.as_deref(),
@@ -220,13 +220,13 @@ pub(crate) async fn record_attempt_end(
 /// Ends the attempt that was lost with its server, in the transaction that ends the run.
 pub(crate) fn record_lost_attempt(
     gateway: &Gateway,
-    transaction: &Writing<'_>,
+    transaction: &WriteTransaction<'_>,
     run: &str,
     result: Option<&str>,
 ) -> Result<(), DatabaseError> {
     let at_ms = engine::now().0;
     let error = serde_json::to_string(&lost_error()).ok();
-    let end = End {
+    let end = AttemptEnd {
         status: Status::Lost.name(),
         result,
         error: error.as_deref(),
@@ -243,13 +243,13 @@ pub(crate) fn settle_unfinished(gateway: &Gateway) -> Result<(), DatabaseError> 
     let database = gateway.database();
     let rest = database.abandoned_jobs(&gateway.jobs().lease_owner)?;
     if !rest.is_empty() {
-        database.together_durably(|transaction| {
+        database.transact_durably(|transaction| {
             rest.iter()
                 .try_for_each(|job| record_lost_attempt(gateway, transaction, &job.run, None))
         })?;
     }
     // Quotas may have changed since the previous start.
-    database.together(|transaction| transaction.look_again_at_jobs(engine::now().0))?;
+    database.transact(|transaction| transaction.requeue_deferred_jobs(engine::now().0))?;
     database.prune_jobs(
         engine::now().0,
         gateway.jobs().bounds.keep_jobs,

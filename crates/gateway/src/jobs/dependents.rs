@@ -22,7 +22,7 @@ pub(crate) async fn propagate(gateway: Gateway) {
 /// Propagates one batch; returns whether there was one.
 async fn propagate_batch(gateway: &Gateway) -> Answer<bool> {
     if !gateway
-        .query_database(|database| database.jobs_follow())
+        .query_database(|database| database.has_pending_propagation())
         .await?
     {
         return Ok(false);
@@ -30,7 +30,7 @@ async fn propagate_batch(gateway: &Gateway) -> Answer<bool> {
     let handle = gateway.clone();
     let at_ms = engine::now().0;
     let written = gateway.durable_writer().write(move |transaction| {
-        let changes = transaction.follow_jobs(at_ms)?;
+        let changes = transaction.propagate_ended_jobs(at_ms)?;
         change::record_changes(&handle, transaction, &changes, at_ms)?;
         Ok(changes)
     });

@@ -42,7 +42,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
     time::{Duration, Instant},
 };
-use store::jobs::JobRoom;
+use store::jobs::QueueLimits;
 use tokio::sync::{Notify, watch};
 use utoipa::ToSchema;
 
@@ -149,14 +149,14 @@ impl Gateway {
     }
 
     /// Job limits of this tenant.
-    fn job_limits(&self, tenant: &str) -> JobRoom {
+    fn job_limits(&self, tenant: &str) -> QueueLimits {
         let bounds = &self.jobs().bounds;
-        JobRoom {
+        QueueLimits {
             queued: bounds.queued,
-            queued_of_one: bounds.queued_per_tenant,
+            queued_per_tenant: bounds.queued_per_tenant,
             jobs: self.quota(tenant).jobs,
             bytes: MAX_BYTES,
-            bytes_of_one: MAX_BYTES_PER_TENANT,
+            bytes_per_tenant: MAX_BYTES_PER_TENANT,
         }
     }
 }

@@ -28,11 +28,12 @@ use spec::{Id, Status, StdStream};
 use std::{sync::Arc, time::Duration};
 use store::{
     DatabaseError,
-    audit::{Decision, Entry},
+    audit::{AuditEntry, Decision},
     jobs::{
-        Added, Cancelled, Change, JobFilter, JobRoom, JobRow, Listed, NewJob, Retried, WhichBound,
+        AddJobOutcome, CancelJobOutcome, JobChange, JobFilter, JobPage, JobRow, NewJob,
+        QueueLimits, ReachedLimit, RetryJobOutcome,
     },
-    served::Writing,
+    server_database::WriteTransaction,
 };
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -192,12 +193,12 @@ async fn accept(gateway: Gateway, new: NewJobRequest) -> Answer<AcceptedJob> {
     Ok(taken)
 }
 
-fn audit_entry(caller: &Caller) -> Entry<'_> {
-    Entry {
+fn audit_entry(caller: &Caller) -> AuditEntry<'_> {
+    AuditEntry {
         what: "job.accept",
         tenant: &caller.tenant,
         key: &caller.key,
-        ..Entry::default()
+        ..AuditEntry::default()
     }
 }
 
@@ -216,7 +217,7 @@ struct NewJobRequest {
 
 enum AcceptedJob {
     /// With the changes that followed at once.
-    New(Box<JobRow>, Vec<Change>),
+    New(Box<JobRow>, Vec<JobChange>),
     Existing(String),
     Refused(Problem),
 }
@@ -225,7 +226,7 @@ impl NewJobRequest {
     fn insert(
         self,
         gateway: &Gateway,
-        transaction: &Writing<'_>,
+        transaction: &WriteTransaction<'_>,
     ) -> Result<AcceptedJob, DatabaseError> {
         let terms = &self.terms;
         let new = NewJob {
@@ -238,14 +239,14 @@ impl NewJobRequest {
             at_ms: self.at_ms,
             not_before_ms: terms.not_before_ms,
             keep_ms: terms.keep_ms,
-            most_attempts: terms.most_attempts,
+            max_attempts: terms.most_attempts,
             retry_on: &terms.retry_on,
             pause_ms: terms.pause_ms,
             rerun: terms.rerun,
             after: &terms.after,
             webhook: terms.webhook.as_deref(),
             order: &self.order,
-            promise: self
+            idempotency_key: self
                 .idempotency_key
                 .as_ref()
                 .map(|(name, body)| (name.as_str(), *body)),
@@ -256,15 +257,15 @@ impl NewJobRequest {
         } else {
             0
         };
-        let added = transaction.add_job(&new, &JobRoom { queued, ..room })?;
+        let added = transaction.add_job(&new, &QueueLimits { queued, ..room })?;
         // A dependent of a failed job ends at once, which is recorded like any end.
         let (added, changes) = match added {
-            Added::InVain(changes) => (Added::New, changes),
+            AddJobOutcome::DependencyFailed(changes) => (AddJobOutcome::Accepted, changes),
             added => (added, Vec::new()),
         };
         let problem = match (added, self.quota_check) {
-            (Added::New | Added::InVain(_), _) => {
-                let entry = Entry {
+            (AddJobOutcome::Accepted | AddJobOutcome::DependencyFailed(_), _) => {
+                let entry = AuditEntry {
                     decision: Decision::Allowed,
                     job: self.id.as_str(),
                     rule: Scope::Runs.name(),
@@ -278,11 +279,11 @@ impl NewJobRequest {
                     |row| AcceptedJob::New(Box::new(row), changes),
                 ));
             }
-            (Added::Before(id), _) => return Ok(AcceptedJob::Existing(id)),
-            (Added::OtherRequest, _) => other_request(),
-            (Added::NoSuchJob(id), _) => validate::unknown_job(&id),
-            (Added::Full(_), Err(refusal)) => refusal,
-            (Added::Full(bound), Ok(())) => limit_problem(bound),
+            (AddJobOutcome::Duplicate(id), _) => return Ok(AcceptedJob::Existing(id)),
+            (AddJobOutcome::KeyReused, _) => other_request(),
+            (AddJobOutcome::UnknownDependency(id), _) => validate::unknown_job(&id),
+            (AddJobOutcome::Full(_), Err(refusal)) => refusal,
+            (AddJobOutcome::Full(bound), Ok(())) => limit_problem(bound),
         };
         Ok(AcceptedJob::Refused(problem))
     }
@@ -297,29 +298,29 @@ fn other_request() -> Problem {
     )
 }
 
-fn limit_problem(bound: WhichBound) -> Problem {
+fn limit_problem(bound: ReachedLimit) -> Problem {
     let (title, hint) = match bound {
-        WhichBound::Queued => (
+        ReachedLimit::Queued => (
             "too many jobs wait on this server: a tenant may have half of what the others leave",
             "wait until some have started, or raise `queued` under [jobs]",
         ),
-        WhichBound::QueuedOfOne => (
+        ReachedLimit::QueuedPerTenant => (
             "too many jobs of this tenant wait",
             "wait until some have started, or raise `queued_per_tenant` under [jobs]",
         ),
-        WhichBound::Jobs => (
+        ReachedLimit::Jobs => (
             "this tenant has as many jobs as it may",
             "wait until one has ended; the operator sets the quota `jobs`",
         ),
-        WhichBound::Bytes => (
+        ReachedLimit::Bytes => (
             "the orders and results of jobs take too much room",
             "wait until some are forgotten; keep large files as artifacts",
         ),
-        WhichBound::BytesOfOne => (
+        ReachedLimit::BytesPerTenant => (
             "the orders and results of this tenant's jobs take too much room",
             "ask for a shorter `keep_for`; keep large files as artifacts",
         ),
-        WhichBound::Behind => (
+        ReachedLimit::Dependents => (
             "too many jobs come right after one that `after` names: there may be 10,000",
             "let one job come after it, and the others after that one; those that have ended count until they are forgotten",
         ),
@@ -382,7 +383,7 @@ async fn list(
         ));
     }
     let limit = query.limit.unwrap_or(DEFAULT_LISTED);
-    if !(1..=store::served::MOST_LISTED).contains(&limit) {
+    if !(1..=store::server_database::MAX_PAGE_ROWS).contains(&limit) {
         return Err(Problem::invalid("`limit` is out of range", "give 1 to 200"));
     }
     let label = |text: String| {
@@ -409,7 +410,7 @@ async fn list(
 }
 
 /// The jobs that fit into one response; the cursor continues after them.
-fn page(gateway: &Gateway, tenant: &str, Listed { rows, before }: Listed) -> Answer<JobList> {
+fn page(gateway: &Gateway, tenant: &str, JobPage { rows, before }: JobPage) -> Answer<JobList> {
     let (jobs, more) = ResponseLimit::new().fill(rows.iter().map(|row| Job::of(gateway, row)));
     let last = jobs.len().checked_sub(1).map(|last| rows[last].n);
     let before = if more { last } else { before };
@@ -478,30 +479,30 @@ async fn end_job(gateway: Gateway, row: JobRow, key: String) -> Answer<Option<Ar
     let id = row.id.clone();
     let at_ms = engine::now().0;
     let cancelled = gateway.durable_writer().write(move |transaction| {
-        let entry = Entry {
+        let entry = AuditEntry {
             what: "job.cancel",
             decision: Decision::Allowed,
             tenant: &row.tenant,
             key: &key,
             job: &row.id,
-            ..Entry::default()
+            ..AuditEntry::default()
         };
         change::write_audit(&handle, &entry)?;
         let cancelled = transaction.cancel_job(&row.id, at_ms)?;
-        if let Cancelled::Queued(changes) = &cancelled {
+        if let CancelJobOutcome::Cancelled(changes) = &cancelled {
             change::record_changes(&handle, transaction, changes, at_ms)?;
         }
         Ok(cancelled)
     });
     match cancelled.await? {
-        Cancelled::Queued(changes) => change::notify_changes(&gateway, &changes),
-        Cancelled::Running(run) => {
+        CancelJobOutcome::Cancelled(changes) => change::notify_changes(&gateway, &changes),
+        CancelJobOutcome::Running(run) => {
             gateway.jobs().notify(&id);
             let live = gateway.runs().find(&run);
             live.iter().for_each(|live| live.cancel());
             return Ok(live);
         }
-        Cancelled::Before | Cancelled::Unknown => {}
+        CancelJobOutcome::AlreadyEnded | CancelJobOutcome::Unknown => {}
     }
     Ok(None)
 }
@@ -521,50 +522,50 @@ async fn retry(
     let before = row(&gateway, &caller, &id).await?;
     gateway.check_disk_space()?;
     match run_to_completion(requeue(gateway.clone(), before, caller.key.clone())).await? {
-        Retried::Queued => accepted(&gateway, &row(&gateway, &caller, &id).await?),
-        Retried::NotFinal => Err(Problem::conflict(
+        RetryJobOutcome::Queued => accepted(&gateway, &row(&gateway, &caller, &id).await?),
+        RetryJobOutcome::NotEnded => Err(Problem::conflict(
             "the job has not ended",
             "wait for its end, or cancel it first",
         )),
-        Retried::InVain(needed) => Err(Problem::conflict(
+        RetryJobOutcome::DependencyFailed(needed) => Err(Problem::conflict(
             format!("it comes after the job `{needed}`, which did not succeed"),
             "retry that one first",
         )),
-        Retried::Followed => Err(Problem::conflict(
+        RetryJobOutcome::DependentsPending => Err(Problem::conflict(
             "not all jobs that come after it have followed its end yet",
             "try again in a moment",
         )),
-        Retried::Full(bound) => Err(limit_problem(bound)),
-        Retried::Unknown => Err(Problem::not_found("job")),
+        RetryJobOutcome::Full(bound) => Err(limit_problem(bound)),
+        RetryJobOutcome::Unknown => Err(Problem::not_found("job")),
     }
 }
 
 /// Queues a finished job again.
-async fn requeue(gateway: Gateway, before: JobRow, key: String) -> Answer<Retried> {
+async fn requeue(gateway: Gateway, before: JobRow, key: String) -> Answer<RetryJobOutcome> {
     let handle = gateway.clone();
     let id = before.id.clone();
     let at_ms = engine::now().0;
     let retried = gateway.durable_writer().write(move |transaction| {
         let retried =
             transaction.retry_job(&before.id, at_ms, &handle.job_limits(&before.tenant))?;
-        let decision = if retried == Retried::Queued {
+        let decision = if retried == RetryJobOutcome::Queued {
             Decision::Allowed
         } else {
             Decision::Refused
         };
-        let entry = Entry {
+        let entry = AuditEntry {
             what: "job.retry",
             decision,
             tenant: &before.tenant,
             key: &key,
             job: &before.id,
-            ..Entry::default()
+            ..AuditEntry::default()
         };
         change::write_audit(&handle, &entry)?;
         Ok(retried)
     });
     let retried = retried.await?;
-    if retried == Retried::Queued {
+    if retried == RetryJobOutcome::Queued {
         gateway.jobs().notify(&id);
         gateway.jobs().wake();
     }

@@ -18,7 +18,7 @@ fn caller(name: &str) -> Caller {
 fn add(gateway: &Gateway, numbers: std::ops::Range<usize>, label: &str) {
     let labels = json!({ "label": label }).to_string();
     let room = gateway.job_limits("her");
-    let add = |transaction: &Writing<'_>| {
+    let add = |transaction: &WriteTransaction<'_>| {
         numbers.clone().try_for_each(|number| {
             let new = NewJob {
                 id: &format!("job-{number}"),
@@ -30,20 +30,20 @@ fn add(gateway: &Gateway, numbers: std::ops::Range<usize>, label: &str) {
                 at_ms: 1,
                 not_before_ms: None,
                 keep_ms: 1,
-                most_attempts: 2,
+                max_attempts: 2,
                 retry_on: "failed",
                 pause_ms: 0,
                 rerun: false,
                 after: &[],
                 webhook: None,
                 order: "{}",
-                promise: None,
+                idempotency_key: None,
             };
-            assert_eq!(transaction.add_job(&new, &room)?, Added::New);
+            assert_eq!(transaction.add_job(&new, &room)?, AddJobOutcome::Accepted);
             Ok(())
         })
     };
-    gateway.database().together_durably(add).unwrap();
+    gateway.database().transact_durably(add).unwrap();
 }
 
 async fn listed(gateway: &Gateway, name: &str, before: Option<String>) -> Answer<Value> {
@@ -163,13 +163,13 @@ async fn what_runs_when_all_is_cancelled_does_not_come_back_for_another_try() {
     let gateway = place.gateway(Vec::new());
     add(&gateway, 0..3, "");
     let write = |id: &'static str| {
-        gateway.database().together_durably(|transaction| {
+        gateway.database().transact_durably(|transaction| {
             assert!(transaction.start_job(id, &format!("run-{id}"), "boot", 1)?);
             Ok(())
         })
     };
     let fail = |id: &'static str| {
-        let end = store::jobs::End {
+        let end = store::jobs::AttemptEnd {
             status: "failed",
             result: None,
             error: None,
@@ -177,7 +177,7 @@ async fn what_runs_when_all_is_cancelled_does_not_come_back_for_another_try() {
         };
         let changes = gateway
             .database()
-            .together_durably(|transaction| transaction.end_job(&format!("run-{id}"), &end));
+            .transact_durably(|transaction| transaction.end_job(&format!("run-{id}"), &end));
         changes.unwrap()[0].status.clone()
     };
     ["job-0", "job-1"].iter().for_each(|id| write(id).unwrap());

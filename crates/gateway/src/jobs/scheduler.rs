@@ -127,7 +127,7 @@ async fn find_next(gateway: &Gateway, queue: &mut FairQueue) -> Answer<NextStart
         // Not durable: after power loss the job is due again.
         let moved = gateway
             .writer()
-            .write(move |transaction| transaction.due_jobs(now, MAX_DUE))
+            .write(move |transaction| transaction.release_due_jobs(now, MAX_DUE))
             .await?;
         moved.iter().for_each(|id| gateway.jobs().notify(id));
         (due, tenants) = read_queue().await?;

@@ -58,7 +58,7 @@ impl Job {
             status: row.status.clone(),
             priority: row.priority,
             attempt: row.attempt,
-            most_attempts: row.most_attempts,
+            most_attempts: row.max_attempts,
             run_id: row.run.clone(),
             runs: row.runs.clone(),
             accepted_at: Timestamp(row.accepted_ms).to_string(),
@@ -73,7 +73,7 @@ impl Job {
                 .waits_for
                 .as_deref()
                 .map(|word| waiting_for(gateway, row, word).to_owned()),
-            webhook: webhook.map(|stored| webhook::state_of(stored, row.told.as_ref())),
+            webhook: webhook.map(|stored| webhook::state_of(stored, row.webhook_progress.as_ref())),
             error: row
                 .error
                 .as_deref()

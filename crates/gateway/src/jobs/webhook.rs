@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use spec::Timestamp;
 use store::{
     DatabaseError,
-    served::Writing,
-    webhooks::{self, NewNotice, Progress},
+    server_database::WriteTransaction,
+    webhooks::{self, DeliveryProgress, NewWebhookNotice},
 };
 use utoipa::ToSchema;
 
@@ -118,7 +118,7 @@ impl WebhookOrder {
 
 /// Queues a notice in the transaction of the change. `body` is the JSON view of the job.
 pub(crate) fn enqueue(
-    transaction: &Writing<'_>,
+    transaction: &WriteTransaction<'_>,
     webhook: &StoredWebhook,
     job: &str,
     tenant: &str,
@@ -135,7 +135,7 @@ pub(crate) fn enqueue(
     let body = body.as_str();
     webhooks::enqueue(
         transaction,
-        &NewNotice {
+        &NewWebhookNotice {
             id: &id,
             job,
             tenant,
@@ -148,7 +148,10 @@ pub(crate) fn enqueue(
 }
 
 /// The delivery state of a job's webhook.
-pub(crate) fn state_of(webhook: StoredWebhook, progress: Option<&Progress>) -> WebhookState {
+pub(crate) fn state_of(
+    webhook: StoredWebhook,
+    progress: Option<&DeliveryProgress>,
+) -> WebhookState {
     let url = webhook.url;
     match progress {
         None => WebhookState {
@@ -157,7 +160,7 @@ pub(crate) fn state_of(webhook: StoredWebhook, progress: Option<&Progress>) -> W
             attempts: 0,
             error: None,
         },
-        Some(Progress {
+        Some(DeliveryProgress {
             state,
             attempts,
             problem,

@@ -29,8 +29,8 @@ use serde::{Deserialize, Serialize};
 use spec::{Id, LimitSet, MAX_JOB_BYTES, Network, RunRequest, RunSpec, Size, Time};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use store::{
-    audit::{Decision, Entry},
-    served::{LASTING, RunRow},
+    audit::{AuditEntry, Decision},
+    server_database::{PERSISTENT_KEY_PREFIX, RunRow},
 };
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -284,7 +284,7 @@ pub(super) fn new_run_request(
     info: JobRequestInfo,
 ) -> Answer<NewRunRequest> {
     let id = order.run_id(caller)?;
-    let name = format!("{LASTING}job {id}");
+    let name = format!("{PERSISTENT_KEY_PREFIX}job {id}");
     Ok(NewRunRequest {
         id,
         owner: caller.tenant.clone(),
@@ -318,7 +318,7 @@ pub(super) async fn audit_accepted(
     order: &WorkerJob,
 ) -> Answer<()> {
     let run = order.run_id(caller)?;
-    let entry = Entry {
+    let entry = AuditEntry {
         what: "job.accept",
         decision: Decision::Allowed,
         tenant: &caller.tenant,
@@ -326,7 +326,7 @@ pub(super) async fn audit_accepted(
         run: run.as_str(),
         task: order.task_id.as_str(),
         job: order.job_id.as_str(),
-        ..Entry::default()
+        ..AuditEntry::default()
     };
     gateway.write_audit_async(&entry).await
 }

@@ -28,7 +28,7 @@ use spec::{
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use store::{
     audit::{self, Decision},
-    served::LASTING,
+    server_database::PERSISTENT_KEY_PREFIX,
 };
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -145,7 +145,10 @@ async fn create(
             lifetime: order.lifetime_seconds.map(Duration::from_secs),
         },
         fork_of: None,
-        idempotency: Some((format!("{LASTING}{name}"), digest(&order).to_vec())),
+        idempotency: Some((
+            format!("{PERSISTENT_KEY_PREFIX}{name}"),
+            digest(&order).to_vec(),
+        )),
     };
     let entry = gateway
         .open(new_sandbox)
@@ -202,14 +205,14 @@ async fn write_audit(
     sandbox: &str,
     task: &Uuid,
 ) -> Answer<()> {
-    let entry = audit::Entry {
+    let entry = audit::AuditEntry {
         what,
         decision: Decision::Allowed,
         tenant: &caller.tenant,
         key: &caller.key,
         run: sandbox,
         task: task.as_str(),
-        ..audit::Entry::default()
+        ..audit::AuditEntry::default()
     };
     gateway.write_audit_async(&entry).await
 }

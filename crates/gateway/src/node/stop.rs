@@ -9,7 +9,7 @@ use crate::{Caller, Gateway, Problem, Scope, problem::Answer};
 use axum::{Json, extract::State, response::Response};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
-use store::audit::{Decision, Entry};
+use store::audit::{AuditEntry, Decision};
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -67,12 +67,12 @@ async fn stop(
         write_audit(
             &gateway,
             &caller,
-            &Entry {
+            &AuditEntry {
                 what: "job.stop",
                 run: &row.id,
                 task,
                 job,
-                ..Entry::default()
+                ..AuditEntry::default()
             },
         )
         .await?;
@@ -84,8 +84,8 @@ async fn stop(
     jobs::state_response(&gateway, &caller, &row)
 }
 
-async fn write_audit(gateway: &Gateway, caller: &Caller, entry: &Entry<'_>) -> Answer<()> {
-    let entry = Entry {
+async fn write_audit(gateway: &Gateway, caller: &Caller, entry: &AuditEntry<'_>) -> Answer<()> {
+    let entry = AuditEntry {
         decision: Decision::Allowed,
         tenant: &caller.tenant,
         key: &caller.key,
@@ -131,10 +131,10 @@ async fn stop_all(
     write_audit(
         &gateway,
         &caller,
-        &Entry {
+        &AuditEntry {
             what: "node.stop_all",
             rule: "admin",
-            ..Entry::default()
+            ..AuditEntry::default()
         },
     )
     .await?;

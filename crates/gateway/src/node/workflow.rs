@@ -9,8 +9,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use store::{
     DatabaseError,
-    audit::{Decision, Entry},
-    served::{Lease, MOST_CHECKPOINTS, MOST_WORKFLOWS, NewLease, Taking, Writing},
+    audit::{AuditEntry, Decision},
+    server_database::{
+        LeaseOutcome, LeaseRequest, MAX_CHECKPOINT_BYTES, MAX_WORKFLOWS, TaskLease,
+        WriteTransaction,
+    },
 };
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -91,7 +94,7 @@ fn check_visible(text: &str, field: &str) -> Answer<()> {
     }
 }
 
-fn lease(caller: &Caller, task: &Uuid, holder: &str, seconds: Option<u64>) -> Answer<NewLease> {
+fn lease(caller: &Caller, task: &Uuid, holder: &str, seconds: Option<u64>) -> Answer<LeaseRequest> {
     check_visible(holder, "holder")?;
     if seconds.is_some_and(|seconds| !(1..=MAX_LEASE_SECONDS).contains(&seconds)) {
         return Err(Problem::invalid(
@@ -99,7 +102,7 @@ fn lease(caller: &Caller, task: &Uuid, holder: &str, seconds: Option<u64>) -> An
             "give 1 to 86400",
         ));
     }
-    Ok(NewLease {
+    Ok(LeaseRequest {
         owner: caller.tenant.clone(),
         task: task.as_str().to_ascii_lowercase(),
         run: Uuid::fresh()?.to_string(),
@@ -111,28 +114,28 @@ fn lease(caller: &Caller, task: &Uuid, holder: &str, seconds: Option<u64>) -> An
 }
 
 /// The granted lease, or the refusal.
-fn granted_lease(taking: Taking) -> Answer<(Lease, bool)> {
+fn granted_lease(taking: LeaseOutcome) -> Answer<(TaskLease, bool)> {
     match taking {
-        Taking::Started(lease) => Ok((lease, true)),
-        Taking::AlreadyHis(lease) => Ok((lease, false)),
-        Taking::Held => {
+        LeaseOutcome::Started(lease) => Ok((lease, true)),
+        LeaseOutcome::Renewed(lease) => Ok((lease, false)),
+        LeaseOutcome::HeldByOther => {
             let hint = "wait until its holder releases it, or until its lease is over";
             Err(Problem::conflict("somebody else works on this task", hint))
         }
-        Taking::Unknown => Err(Problem::not_found("workflow")),
-        Taking::TooMuch => Err(Problem::new(
+        LeaseOutcome::NotStarted => Err(Problem::not_found("workflow")),
+        LeaseOutcome::CheckpointsTooLarge => Err(Problem::new(
             StatusCode::TOO_MANY_REQUESTS,
             "quota_exceeded",
             format!(
                 "the checkpoints of all tasks would be more than {} MiB",
-                MOST_CHECKPOINTS >> 20
+                MAX_CHECKPOINT_BYTES >> 20
             ),
             Some("release tasks that are done, or keep the rest as artifacts".to_owned()),
         )),
-        Taking::Full => Err(Problem::new(
+        LeaseOutcome::TooManyWorkflows => Err(Problem::new(
             StatusCode::TOO_MANY_REQUESTS,
             "quota_exceeded",
-            format!("{MOST_WORKFLOWS} tasks are worked on, and no more can be"),
+            format!("{MAX_WORKFLOWS} tasks are worked on, and no more can be"),
             Some("release some of them".to_owned()),
         )),
     }
@@ -143,7 +146,7 @@ async fn change<T: Send + 'static>(
     gateway: &Gateway,
     caller: &Caller,
     (what, task, holder): (&'static str, &Uuid, &str),
-    work: impl FnOnce(&Writing<'_>) -> Result<(T, bool), DatabaseError> + Send + 'static,
+    work: impl FnOnce(&WriteTransaction<'_>) -> Result<(T, bool), DatabaseError> + Send + 'static,
 ) -> Answer<T> {
     let handle = gateway.clone();
     let caller = caller.clone();
@@ -159,14 +162,14 @@ async fn change<T: Send + 'static>(
             let decision = Decision::Allowed;
             jobs::write_audit(
                 &handle,
-                &Entry {
+                &AuditEntry {
                     what,
                     decision,
                     tenant,
                     key,
                     task,
                     about,
-                    ..Entry::default()
+                    ..AuditEntry::default()
                 },
             )?;
         }
@@ -176,8 +179,8 @@ async fn change<T: Send + 'static>(
 }
 
 /// Whether the lease was granted to the caller.
-fn with_granted(taking: Taking) -> (Taking, bool) {
-    let granted = matches!(taking, Taking::Started(_) | Taking::AlreadyHis(_));
+fn with_granted(taking: LeaseOutcome) -> (LeaseOutcome, bool) {
+    let granted = matches!(taking, LeaseOutcome::Started(_) | LeaseOutcome::Renewed(_));
     (taking, granted)
 }
 
@@ -201,8 +204,9 @@ async fn start(
         new_lease.idempotency = Some(name);
     }
     let action = ("workflow.start", &order.task_id, order.holder.as_str());
-    let start =
-        move |transaction: &Writing<'_>| transaction.start_workflow(&new_lease).map(with_granted);
+    let start = move |transaction: &WriteTransaction<'_>| {
+        transaction.start_workflow(&new_lease).map(with_granted)
+    };
     let (lease, fresh) = granted_lease(change(&gateway, &caller, action, start).await?)?;
     Ok(Json(lease_response(
         lease,
@@ -211,7 +215,7 @@ async fn start(
     )))
 }
 
-fn lease_response(lease: Lease, status: &'static str, with_checkpoint: bool) -> WorkflowLease {
+fn lease_response(lease: TaskLease, status: &'static str, with_checkpoint: bool) -> WorkflowLease {
     let checkpoint = lease.checkpoint.filter(|_| with_checkpoint);
     WorkflowLease {
         run_id: lease.run,
@@ -243,8 +247,9 @@ async fn resume(
     }
     let new_lease = lease(&caller, &order.task_id, &order.holder, order.lease_seconds)?;
     let action = ("workflow.resume", &order.task_id, order.holder.as_str());
-    let resume =
-        move |transaction: &Writing<'_>| transaction.resume_workflow(&new_lease).map(with_granted);
+    let resume = move |transaction: &WriteTransaction<'_>| {
+        transaction.resume_workflow(&new_lease).map(with_granted)
+    };
     let (lease, _) = granted_lease(change(&gateway, &caller, action, resume).await?)?;
     Ok(Json(lease_response(lease, "resumed", true)))
 }
@@ -299,7 +304,7 @@ async fn release(
     let holder = order.holder.clone();
     let task = order.task_id.as_str().to_ascii_lowercase();
     let action = ("workflow.release", &order.task_id, order.holder.as_str());
-    let release = move |transaction: &Writing<'_>| {
+    let release = move |transaction: &WriteTransaction<'_>| {
         transaction
             .release_workflow(&owner, &task, &holder)
             .map(|released| (released, released))
@@ -307,7 +312,7 @@ async fn release(
     if change(&gateway, &caller, action, release).await? {
         Ok(StatusCode::NO_CONTENT)
     } else {
-        granted_lease(Taking::Held).map(|_| StatusCode::NO_CONTENT)
+        granted_lease(LeaseOutcome::HeldByOther).map(|_| StatusCode::NO_CONTENT)
     }
 }
 

@@ -30,7 +30,7 @@ use std::{
     time::Duration,
 };
 use store::{
-    served::{Accepted, DayUse, NewRun, Writing},
+    server_database::{AcceptRunOutcome, NewRun, TenantActivity, WriteTransaction},
     telemetry::{ContainerEnd, NewContainer},
 };
 use tokio::sync::watch;
@@ -352,9 +352,9 @@ pub(crate) async fn accept(
         })
         .await;
     match accepted {
-        Ok(Accepted::New) => {}
-        Ok(Accepted::Full) if gateway.is_closing() => return Err(Problem::shutting_down()),
-        Ok(Accepted::Full) => {
+        Ok(AcceptRunOutcome::Accepted) => {}
+        Ok(AcceptRunOutcome::Full) if gateway.is_closing() => return Err(Problem::shutting_down()),
+        Ok(AcceptRunOutcome::Full) => {
             // Some runs may have ended meanwhile; the request was refused all the same.
             let full = || {
                 gateway
@@ -363,8 +363,8 @@ pub(crate) async fn accept(
             };
             return Err(quota_check.err().map_or_else(full, Ok)?);
         }
-        Ok(Accepted::Before(id)) => return Ok(AcceptedRun::Existing(id)),
-        Ok(Accepted::OtherRequest) => {
+        Ok(AcceptRunOutcome::Duplicate(id)) => return Ok(AcceptedRun::Existing(id)),
+        Ok(AcceptRunOutcome::KeyReused) => {
             return Err(Problem::new(
                 StatusCode::UNPROCESSABLE_ENTITY,
                 "invalid_spec",
@@ -372,7 +372,7 @@ pub(crate) async fn accept(
                 Some("use a new key for a new request".to_owned()),
             ));
         }
-        Ok(Accepted::NameTaken) => {
+        Ok(AcceptRunOutcome::IdTaken) => {
             let title = format!("there is a run called `{}`", live.id);
             return Err(Problem::conflict(
                 title,
@@ -400,18 +400,18 @@ pub(crate) fn prune_periodically(gateway: &Gateway) {
 /// nobody learns of a run that cannot be found yet.
 fn accept_in_transaction(
     gateway: &Gateway,
-    transaction: &Writing<'_>,
+    transaction: &WriteTransaction<'_>,
     new_run: &NewRunRequest,
     live: &Arc<ActiveRun>,
     is_admitted: bool,
-) -> Result<Accepted, store::DatabaseError> {
+) -> Result<AcceptRunOutcome, store::DatabaseError> {
     let new = NewRun {
         id: new_run.id.as_str(),
         owner: &new_run.owner,
         task: new_run.task.as_ref().map(|task| task.as_str()),
         job: new_run.job.as_ref().map(|job| job.as_str()),
         at_ms: engine::now().0,
-        promise: new_run
+        idempotency_key: new_run
             .idempotency_key
             .as_ref()
             .map(|(name, body)| (name.as_str(), *body)),
@@ -426,9 +426,11 @@ fn accept_in_transaction(
     let has_capacity = || gateway.runs_full(&new_run.owner).is_none() && fits_memory();
     let room = listing.is_some() && is_admitted && has_capacity();
     let accepted = transaction.accept(&new, room)?;
-    if accepted == Accepted::New {
-        let day = gateway.daily_usage().count(&new_run.owner, DayUse::RUN);
-        transaction.add_to_day(&new_run.owner, day, DayUse::RUN)?;
+    if accepted == AcceptRunOutcome::Accepted {
+        let day = gateway
+            .daily_usage()
+            .count(&new_run.owner, TenantActivity::ONE_RUN);
+        transaction.add_tenant_activity(&new_run.owner, day, TenantActivity::ONE_RUN)?;
         gateway.runs().add(live);
         add_container(gateway, transaction, &new, &new_run.meta)?;
     }
@@ -438,7 +440,7 @@ fn accept_in_transaction(
 /// Stores the run as a container of the node.
 pub(crate) fn add_container(
     gateway: &Gateway,
-    transaction: &Writing<'_>,
+    transaction: &WriteTransaction<'_>,
     new: &NewRun<'_>,
     meta: &RunMeta,
 ) -> Result<(), store::DatabaseError> {
@@ -735,7 +737,7 @@ pub(crate) async fn finish(gateway: &Gateway, live: &Arc<ActiveRun>, result: Run
     report_end(gateway, live, &result);
     let status = result.status;
     let error = result.error.clone();
-    let used = DayUse::cpu(live.counted_cpu.advance_to(result.usage.cpu_ms));
+    let used = TenantActivity::cpu_time(live.counted_cpu.advance_to(result.usage.cpu_ms));
     let day = gateway.daily_usage().count(&live.owner, used);
     let container = container_end(&result);
     let problem = start_failure(&result);
@@ -821,7 +823,7 @@ pub(crate) struct RunEndRecord {
     pub(crate) stored: Bytes,
     /// The usage that is added to the tenant's day.
     day: Day,
-    used: DayUse,
+    used: TenantActivity,
     container: ContainerEnd<'static>,
 }
 
@@ -829,11 +831,11 @@ impl RunEndRecord {
     /// Stores the result, the usage of the day and the end of the container.
     pub(crate) fn write(
         &self,
-        transaction: &Writing<'_>,
+        transaction: &WriteTransaction<'_>,
         id: &str,
         owner: &str,
     ) -> Result<(), store::DatabaseError> {
-        transaction.add_to_day(owner, self.day, self.used)?;
+        transaction.add_tenant_activity(owner, self.day, self.used)?;
         // The bytes are valid UTF-8: they were serialized as text.
         transaction.finish(
             id,
@@ -1041,7 +1043,7 @@ fn result_json(result: &RunResult, keeping: &ResultRetention) -> String {
 /// Ends the runs that a previous server left unfinished, and their attempts, in one transaction.
 pub(crate) fn settle_unfinished(gateway: &Gateway) -> Result<usize, store::DatabaseError> {
     let unfinished = gateway.database().unfinished()?;
-    gateway.database().together_durably(|transaction| {
+    gateway.database().transact_durably(|transaction| {
         for row in &unfinished {
             // Ids were validated when they were accepted.
             let Ok(id) = Id::new(&row.id) else { continue };

@@ -13,7 +13,7 @@ use http::{HeaderMap, header};
 use serde_json::{Value, json};
 use spec::StdStream;
 use std::{str::FromStr, sync::Arc, time::Duration};
-use store::served::RunRow;
+use store::server_database::RunRow;
 use tokio::sync::mpsc;
 
 /// Interval of keep-alive comments, for proxies in between.

@@ -28,7 +28,7 @@ use http::{
 use serde::Deserialize;
 use spec::{ErrorCode, ErrorInfo, Status, StdStream};
 use std::time::Duration;
-use store::audit::{Decision, Entry};
+use store::audit::{AuditEntry, Decision};
 use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -75,17 +75,17 @@ impl ExecContext {
         }
     }
 
-    fn entry<'a>(&'a self, sandbox: &'a str) -> Entry<'a> {
+    fn entry<'a>(&'a self, sandbox: &'a str) -> AuditEntry<'a> {
         let ExecContext {
             tenant, key, task, ..
         } = self;
-        Entry {
+        AuditEntry {
             what: "sandbox.pty",
             tenant,
             key,
             task,
             run: sandbox,
-            ..Entry::default()
+            ..AuditEntry::default()
         }
     }
 }
@@ -114,7 +114,7 @@ pub(crate) async fn start_exec(
         // The middleware audits the other routes.
         if request.tty.is_some() && !context.task.is_empty() {
             let entry = context.entry(session.id().as_str());
-            context.gateway.write_audit(&Entry {
+            context.gateway.write_audit(&AuditEntry {
                 decision: Decision::Allowed,
                 ..entry
             })?;
@@ -180,7 +180,7 @@ async fn follow_to_end(context: ExecContext, sandbox: String, exec: Exec) {
         let typed = exec.input_offset();
         let shown = feed.lengths()[0];
         let about = format!("exec={id} typed={typed} shown={shown}");
-        let entry = Entry {
+        let entry = AuditEntry {
             decision: Decision::Happened,
             about: &about,
             ..context.entry(&sandbox)

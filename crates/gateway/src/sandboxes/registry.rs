@@ -21,8 +21,10 @@ use std::{
 };
 use store::{
     DatabaseError,
-    audit::Entry as AuditEntry,
-    served::{DayUse, PROMISED_MS, Remembered, SandboxRow, Writing},
+    audit::AuditEntry,
+    server_database::{
+        IDEMPOTENCY_WINDOW_MS, SandboxRetention, SandboxRow, TenantActivity, WriteTransaction,
+    },
     telemetry::{ContainerEnd, NewContainer},
 };
 use tokio::{sync::watch, task::JoinSet};
@@ -203,7 +205,9 @@ impl SandboxEntry {
             id: row.id,
             memory: 0,
             labels: serde_json::from_str(&row.labels).unwrap_or_default(),
-            idempotency: row.promise.map(|(key, body)| ((owner.clone(), key), body)),
+            idempotency: row
+                .idempotency_key
+                .map(|(key, body)| ((owner.clone(), key), body)),
             owner,
             state: Mutex::new(EntryState::Ended(Box::new(state))),
             counted_cpu: HighWaterMark::default(),
@@ -213,7 +217,7 @@ impl SandboxEntry {
 
     fn retention_ms(&self) -> u64 {
         if self.idempotency.is_some() {
-            PROMISED_MS
+            IDEMPOTENCY_WINDOW_MS
         } else {
             RETENTION_MS
         }
@@ -356,12 +360,12 @@ fn excess(
 }
 
 /// The same retention for the database.
-fn retention(now: u64) -> Remembered {
-    Remembered {
-        since_ms: now.saturating_sub(RETENTION_MS),
-        promised_since_ms: now.saturating_sub(PROMISED_MS),
-        of_one: MAX_ENDED_PER_TENANT as u32,
-        of_all: MAX_ENDED as u32,
+fn retention(now: u64) -> SandboxRetention {
+    SandboxRetention {
+        ended_since_ms: now.saturating_sub(RETENTION_MS),
+        idempotent_since_ms: now.saturating_sub(IDEMPOTENCY_WINDOW_MS),
+        max_per_owner: MAX_ENDED_PER_TENANT as u32,
+        max_total: MAX_ENDED as u32,
     }
 }
 
@@ -639,15 +643,17 @@ impl Gateway {
             backend: spec.run.sandbox.backend.name().to_owned(),
             profile: spec.run.sandbox.profile.clone(),
             created_ms: engine::now().0,
-            promise: new_sandbox.idempotency.clone(),
+            idempotency_key: new_sandbox.idempotency.clone(),
             ended: None,
         };
-        let day = self.daily_usage().count(&row.owner, DayUse::SANDBOX);
+        let day = self
+            .daily_usage()
+            .count(&row.owner, TenantActivity::ONE_SANDBOX);
         let image = crate::runs::active::image(&spec.run.sandbox.root);
         let task = spec.run.task_id.clone();
         let job = spec.run.job_id.clone();
-        let add = move |transaction: &Writing<'_>| {
-            transaction.add_to_day(&row.owner, day, DayUse::SANDBOX)?;
+        let add = move |transaction: &WriteTransaction<'_>| {
+            transaction.add_tenant_activity(&row.owner, day, TenantActivity::ONE_SANDBOX)?;
             let added = transaction.add_sandbox(&row)?;
             if added {
                 transaction.add_container(&NewContainer {
@@ -671,7 +677,7 @@ impl Gateway {
     /// Restores what a previous server stored.
     pub(crate) fn restore_sandboxes(&self) -> Result<(), DatabaseError> {
         let now = engine::now().0;
-        let rows = self.database().lost_sandboxes(now, &retention(now))?;
+        let rows = self.database().recover_sandboxes(now, &retention(now))?;
         let mut registry = self.registry();
         for row in rows {
             let entry = SandboxEntry::from_row(row);
@@ -741,9 +747,9 @@ impl Gateway {
         };
         if let (Err(_), Some(id)) = (&made, written) {
             // If it cannot be removed now, the next server marks it as `lost`.
-            let forget = move |transaction: &Writing<'_>| {
-                transaction.drop_sandbox(&id)?;
-                transaction.drop_container(&id)
+            let forget = move |transaction: &WriteTransaction<'_>| {
+                transaction.remove_sandbox(&id)?;
+                transaction.remove_container(&id)
             };
             _ = self.writer().write(forget).await;
         }
@@ -809,7 +815,7 @@ impl Gateway {
     async fn write_end(&self, entry: &SandboxEntry, state: &SessionState) -> bool {
         let why = state.ended.unwrap_or(SessionEnd::Lost);
         let now = engine::now().0;
-        let used = DayUse::cpu(entry.counted_cpu.advance_to(state.usage.cpu_ms));
+        let used = TenantActivity::cpu_time(entry.counted_cpu.advance_to(state.usage.cpu_ms));
         let day = self.daily_usage().count(&entry.owner, used);
         let mut pause = MIN_RETRY_PAUSE;
         while !self.try_write_end(entry, why, now, (day, used)).await {
@@ -827,7 +833,7 @@ impl Gateway {
         entry: &SandboxEntry,
         why: SessionEnd,
         now: u64,
-        (day, used): (Day, DayUse),
+        (day, used): (Day, TenantActivity),
     ) -> bool {
         let id = entry.id.clone();
         let owner = entry.owner.clone();
@@ -837,8 +843,8 @@ impl Gateway {
             .ends
             .fetch_add(1, Ordering::Relaxed)
             .is_multiple_of(PRUNE_EVERY);
-        let end = move |transaction: &Writing<'_>| {
-            transaction.add_to_day(&owner, day, used)?;
+        let end = move |transaction: &WriteTransaction<'_>| {
+            transaction.add_tenant_activity(&owner, day, used)?;
             transaction.end_sandbox(&id, wire::end_reason(why), now)?;
             let status = if why == SessionEnd::Lost {
                 "lost"
@@ -856,7 +862,7 @@ impl Gateway {
             };
             transaction.end_container(&id, &end)?;
             if is_time {
-                transaction.forget_sandboxes(&retention(now))
+                transaction.prune_sandboxes(&retention(now))
             } else {
                 Ok(())
             }

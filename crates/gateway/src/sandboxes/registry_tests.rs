@@ -10,7 +10,7 @@ fn row(owner: &str, number: usize, promise: Option<&str>) -> SandboxRow {
         backend: "native".to_owned(),
         profile: "standard".to_owned(),
         created_ms: 1,
-        promise: promise.map(|name| (name.to_owned(), vec![1])),
+        idempotency_key: promise.map(|name| (name.to_owned(), vec![1])),
         ended: Some((number as u64, "asked".to_owned())),
     }
 }
@@ -129,9 +129,9 @@ async fn an_end_is_written_down_as_soon_as_the_database_can_be_had_again() {
     );
     let (held, is_held) = std::sync::mpsc::channel();
     let (release, released) = std::sync::mpsc::channel::<()>();
-    let other = store::served::Served::open(&root).unwrap();
+    let other = store::server_database::ServerDatabase::open(&root).unwrap();
     let holding = std::thread::spawn(move || {
-        other.together(|_| {
+        other.transact(|_| {
             held.send(()).unwrap();
             _ = released.recv();
             Ok(())
@@ -151,7 +151,7 @@ async fn an_end_is_written_down_as_soon_as_the_database_can_be_had_again() {
     let now = engine::now().0;
     let rows = gateway
         .database()
-        .lost_sandboxes(now, &retention(now))
+        .recover_sandboxes(now, &retention(now))
         .unwrap();
     let ends: Vec<_> = rows
         .iter()

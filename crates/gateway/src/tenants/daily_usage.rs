@@ -13,7 +13,7 @@ use std::{
 };
 use store::{
     DatabaseError,
-    served::{DayUse, Served},
+    server_database::{ServerDatabase, TenantActivity},
 };
 
 /// Interval of counting active work.
@@ -26,7 +26,7 @@ pub(crate) struct DailyUsage(Mutex<CurrentDay>, tokio::sync::Mutex<()>);
 #[derive(Debug)]
 struct CurrentDay {
     day: Day,
-    used: HashMap<String, DayUse>,
+    used: HashMap<String, TenantActivity>,
     /// CPU time that is counted but not stored.
     unwritten: HashMap<(String, Day), u64>,
 }
@@ -45,9 +45,9 @@ impl HighWaterMark {
 
 impl DailyUsage {
     /// Loads the stored usage.
-    pub(crate) fn open(database: &Served) -> Result<DailyUsage, DatabaseError> {
+    pub(crate) fn open(database: &ServerDatabase) -> Result<DailyUsage, DatabaseError> {
         let day = Day::of(engine::now());
-        let used = database.day(day)?;
+        let used = database.tenant_activity(day)?;
         let today = CurrentDay {
             day,
             used,
@@ -68,12 +68,12 @@ impl DailyUsage {
     }
 
     /// Usage of a tenant on the current day.
-    pub(crate) fn used(&self, tenant: &str) -> DayUse {
+    pub(crate) fn used(&self, tenant: &str) -> TenantActivity {
         self.today().used.get(tenant).copied().unwrap_or_default()
     }
 
     /// Counts usage that the caller stores; returns the day that it belongs to.
-    pub(crate) fn count(&self, tenant: &str, more: DayUse) -> Day {
+    pub(crate) fn count(&self, tenant: &str, more: TenantActivity) -> Day {
         let mut today = self.today();
         let used = today.used.entry(tenant.to_owned()).or_default();
         used.runs = used.runs.saturating_add(more.runs);
@@ -85,7 +85,7 @@ impl DailyUsage {
     /// Counts CPU time that is stored later.
     fn count_later(&self, tenant: &str, cpu_ms: u64) {
         if cpu_ms > 0 {
-            let day = self.count(tenant, DayUse::cpu(cpu_ms));
+            let day = self.count(tenant, TenantActivity::cpu_time(cpu_ms));
             self.add_unwritten([((tenant.to_owned(), day), cpu_ms)]);
         }
     }
@@ -131,7 +131,7 @@ impl Gateway {
         let all = unwritten.clone();
         let written = self.writer().write(move |transaction| {
             all.iter().try_for_each(|((tenant, day), cpu_ms)| {
-                transaction.add_to_day(tenant, *day, DayUse::cpu(*cpu_ms))
+                transaction.add_tenant_activity(tenant, *day, TenantActivity::cpu_time(*cpu_ms))
             })
         });
         if written.await.is_err() {
@@ -171,10 +171,10 @@ mod tests {
             .lock()
             .unwrap()
             .used
-            .insert("acme".to_owned(), DayUse::cpu(7));
+            .insert("acme".to_owned(), TenantActivity::cpu_time(7));
         assert_eq!(
             daily_usage.used("acme"),
-            DayUse::default(),
+            TenantActivity::default(),
             "it is not the second day of 1970 any more"
         );
         daily_usage.count_later("acme", 4);
@@ -190,6 +190,6 @@ mod tests {
                 .collect::<Vec<_>>(),
             [6]
         );
-        assert_eq!(daily_usage.used("acme"), DayUse::cpu(6));
+        assert_eq!(daily_usage.used("acme"), TenantActivity::cpu_time(6));
     }
 }

@@ -1,17 +1,18 @@
-//! Builds images from recipes with Debian's packages and without a registry: `mmdebstrap` makes the base, the steps of
-//! the recipe are done in its tree, and what comes out is one layer.
+//! Builds images from recipes with Debian's packages and without a registry: `mmdebstrap` makes the
+//! base system, the steps of the recipe run in its tree, and the result is one layer.
 //!
-//! A recipe and the packages it names are trusted with their image, not with this machine: all of it runs as root of a
-//! user namespace whose ids are nobody's here, with mounts and processes of its own. It does have the network.
+//! A recipe and its packages are trusted with their image, not with this machine: everything runs
+//! as root of a user namespace whose ids are unused on the host, with separate mounts and
+//! processes. It does have the network.
 
-mod pack;
+mod archive;
+mod environment;
 mod script;
-mod workshop;
 
-pub use pack::write_archive;
-pub use workshop::Workshop;
+pub use archive::write_archive;
+pub use environment::BuildEnvironment;
 
-use crate::recipe::{Recipe, SUITE, Step};
+use crate::recipe::{BuildStep, Recipe, SUITE};
 use sha2::{Digest as _, Sha256};
 use spec::{Digest, ImageConfig};
 use std::{
@@ -22,96 +23,121 @@ use std::{
     process::Child,
 };
 
-/// Where a step of a recipe finds the certificates of its plan.
+/// Path of the plan's CA certificates during a step of a recipe.
 pub const CERTIFICATES: &str = "/tmp/airlock-build-certificates.pem";
-/// No layer is larger.
-const LARGEST_LAYER: u64 = (8 << 30) - 1;
-/// How much of what a failed build said is kept.
-const LAST_LINES: usize = 12;
-const LONGEST_LINE: u64 = 4096;
+/// Maximum size of a layer.
+const MAX_LAYER_BYTES: u64 = (8 << 30) - 1;
+/// Limits of the output kept from a failed build: lines, and bytes of each.
+const MAX_KEPT_LINES: usize = 12;
+const MAX_LINE_BYTES: u64 = 4096;
 
-/// What an image runs on.
+/// Platform of a built image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "the names are those of OCI and Debian")]
-pub enum Platform {
+pub enum BuildPlatform {
+    /// x86-64.
     Amd64,
+    /// 64-bit ARM.
     Arm64,
 }
 
-/// Everything that decides about an image.
+/// Everything that determines an image.
 #[derive(Clone, Debug)]
-pub struct Plan {
-    /// What to do.
+pub struct BuildPlan {
+    /// The recipe.
     pub recipe: Recipe,
-    /// For which platform.
-    pub platform: Platform,
-    /// What the `COPY` steps copy, by name: contents, and whether they can be executed.
+    /// The platform.
+    pub platform: BuildPlatform,
+    /// Files for `COPY` steps by name: contents, and whether they are executable.
     pub files: BTreeMap<String, (Vec<u8>, bool)>,
-    /// Values of the arguments that the recipe declares.
+    /// Values of the build arguments that the recipe declares.
     pub arguments: BTreeMap<String, String>,
-    /// A bundle that a step of the recipe may trust, at [`CERTIFICATES`]; it does not stay in the image.
+    /// CA certificates that steps may trust, at [`CERTIFICATES`]; they do not stay in the image.
     pub certificates: Option<Vec<u8>>,
-    /// Variables for whoever fetches packages, such as those of a proxy.
+    /// Environment for package downloads, such as proxy settings.
     pub environment: BTreeMap<String, String>,
-    /// Where packages come from, in a form of apt; Debian's own servers if none.
+    /// Package source in a form of apt; Debian's own servers by default.
     pub sources: Option<PathBuf>,
-    /// Seconds since 1970; no file of the image is younger.
+    /// Seconds since 1970; no file of the image is newer.
     pub epoch: u64,
 }
 
-/// One built layer with its configuration.
+/// A built layer with its configuration.
 #[derive(Clone, Debug)]
-pub struct Built {
-    /// What it runs on.
-    pub platform: Platform,
-    /// What it says about itself.
+pub struct BuiltImage {
+    /// Platform.
+    pub platform: BuildPlatform,
+    /// Configuration of the image.
     pub config: ImageConfig,
-    /// The layer, an uncompressed archive.
+    /// Path of the layer, an uncompressed tar archive.
     pub layer: PathBuf,
-    /// Its digest.
+    /// Digest of the layer.
     pub digest: Digest,
-    /// Its size.
+    /// Size of the layer in bytes.
     pub bytes: u64,
-    /// As in its plan.
+    /// `SOURCE_DATE_EPOCH` of the plan.
     pub epoch: u64,
 }
 
-/// What a build tells while it goes on.
+/// Progress of a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum BuildProgress {
     /// A step begins.
     Step(String),
-    /// Something was said by what runs. Not our words.
-    Said(String),
+    /// A line of output of the running program; untrusted.
+    Output(String),
 }
 
 /// Why an image could not be built.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages say it")]
 pub enum BuildError {
+    /// A program that the build needs is not installed.
     #[error("`{program}` is not installed: apt-get install {package}")]
     Missing {
+        /// Name of the program.
         program: &'static str,
+        /// Debian's package with the program.
         package: &'static str,
     },
+    /// The user has no subordinate ids.
     #[error(
-        "user {user} has no further user ids of its own, which a tree with several owners needs: add the line `{user}:100000:65536` to /etc/subuid and /etc/subgid"
+        "user {user} has no subordinate user ids, which a tree with several owners needs: add the line `{user}:100000:65536` to /etc/subuid and /etc/subgid"
     )]
-    NoIds { user: String },
-    #[error("this kernel gives no user namespace to build in: {said}")]
-    NoNamespace { said: String },
+    NoSubordinateIds {
+        /// Name of the user.
+        user: String,
+    },
+    /// The user namespace could not be created.
+    #[error("cannot create a user namespace for the build: {output}")]
+    NoNamespace {
+        /// Output of the program.
+        output: String,
+    },
+    /// An operation of this process failed.
     #[error("cannot {what}")]
     Io {
+        /// What was tried.
         what: String,
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    #[error("the recipe copies `{name}`, which is not there")]
-    NoFile { name: String },
-    #[error("the layer is larger than {LARGEST_LAYER} bytes")]
+    /// A file that the recipe copies is missing.
+    #[error("the recipe copies `{name}`, which does not exist")]
+    MissingCopySource {
+        /// Name of the file.
+        name: String,
+    },
+    /// The layer is too large.
+    #[error("the layer is larger than {MAX_LAYER_BYTES} bytes")]
     TooLarge,
-    #[error("building failed ({status}); the last it said: {}", .last.join(" | "))]
-    Failed { status: String, last: Vec<String> },
+    /// The build failed.
+    #[error("the build failed ({status}); its last output: {}", .last.join(" | "))]
+    Failed {
+        /// Exit status.
+        status: String,
+        /// Last lines of output.
+        last: Vec<String>,
+    },
 }
 
 impl BuildError {
@@ -121,75 +147,77 @@ impl BuildError {
     }
 }
 
-impl Platform {
-    /// All of them.
-    pub const ALL: [Platform; 2] = [Platform::Amd64, Platform::Arm64];
+impl BuildPlatform {
+    /// All platforms.
+    pub const ALL: [BuildPlatform; 2] = [BuildPlatform::Amd64, BuildPlatform::Arm64];
 
-    /// The one of this machine, if it is one of them.
-    pub fn here() -> Option<Platform> {
+    /// The platform of this machine, if it is supported.
+    pub fn here() -> Option<BuildPlatform> {
         match std::env::consts::ARCH {
-            "x86_64" => Some(Platform::Amd64),
-            "aarch64" => Some(Platform::Arm64),
+            "x86_64" => Some(BuildPlatform::Amd64),
+            "aarch64" => Some(BuildPlatform::Arm64),
             _ => None,
         }
     }
 
-    /// As OCI and Debian both call it.
+    /// Name of the architecture, the same for OCI and Debian.
     pub fn architecture(self) -> &'static str {
         match self {
-            Platform::Amd64 => "amd64",
-            Platform::Arm64 => "arm64",
+            BuildPlatform::Amd64 => "amd64",
+            BuildPlatform::Arm64 => "arm64",
         }
     }
 
-    /// `linux/ARCHITECTURE`.
-    pub fn named(text: &str) -> Option<Platform> {
+    /// Parses `linux/ARCHITECTURE`.
+    pub fn named(text: &str) -> Option<BuildPlatform> {
         let architecture = text.strip_prefix("linux/")?;
-        Platform::ALL
+        BuildPlatform::ALL
             .into_iter()
             .find(|platform| platform.architecture() == architecture)
     }
 }
 
-impl Plan {
-    /// Builds the image. What is said on the way goes to `told`.
+impl BuildPlan {
+    /// Builds the image; reports progress to `on_progress`.
     pub fn build(
         &self,
-        workshop: &Workshop,
-        told: &mut (dyn FnMut(Progress) + Send),
-    ) -> Result<Built, BuildError> {
+        environment: &BuildEnvironment,
+        on_progress: &mut (dyn FnMut(BuildProgress) + Send),
+    ) -> Result<BuiltImage, BuildError> {
         for step in &self.recipe.steps {
             match step {
-                Step::Copy { from, .. } if !self.files.contains_key(from) => {
-                    return Err(BuildError::NoFile { name: from.clone() });
+                BuildStep::Copy { from, .. } if !self.files.contains_key(from) => {
+                    return Err(BuildError::MissingCopySource { name: from.clone() });
                 }
-                Step::Copy { .. } | Step::Run { .. } | Step::Folder(_) => {}
+                BuildStep::Copy { .. } | BuildStep::Run { .. } | BuildStep::Folder(_) => {}
             }
         }
-        let steps = script::write(self, workshop)?;
-        told(Progress::Step(format!(
+        let steps = script::write(self, environment)?;
+        on_progress(BuildProgress::Step(format!(
             "Debian {SUITE} for {}",
             self.platform.architecture()
         )));
-        let mut child = workshop.start(self, &steps)?;
-        // Held until the end: the build ends with it.
-        let held = child.stdin.take();
-        let layer = workshop.place(&format!("layer-{}.tar", self.platform.architecture()));
-        let (received, last) = receive(&mut child, &layer, &self.titles(), told);
+        let mut child = environment.start(self, &steps)?;
+        // Kept open until the end: closing it ends the build.
+        let input = child.stdin.take();
+        let layer = environment.path_of(&format!("layer-{}.tar", self.platform.architecture()));
+        let (layer_result, last) = receive(&mut child, &layer, &self.titles(), on_progress);
         let status = child
             .wait()
             .map_err(BuildError::io("wait for mmdebstrap"))?;
-        drop(held);
-        // An error of the child's own ends the stream early, which is none of ours.
-        let (digest, bytes) = received?;
+        drop(input);
+        // If the child failed, the stream ended early and our own error is only a consequence.
+        let (digest, bytes) = layer_result?;
         if !status.success() {
             return Err(BuildError::Failed {
                 status: status.to_string(),
                 last: last.into(),
             });
         }
-        let (platform, config, epoch) = (self.platform, self.recipe.config.clone(), self.epoch);
-        Ok(Built {
+        let platform = self.platform;
+        let config = self.recipe.config.clone();
+        let epoch = self.epoch;
+        Ok(BuiltImage {
             platform,
             config,
             layer,
@@ -199,17 +227,17 @@ impl Plan {
         })
     }
 
-    /// A short text for each step.
+    /// A short title for each step.
     fn titles(&self) -> Vec<String> {
-        let title = |step: &Step| match step {
-            Step::Run { script, .. } => {
+        let title = |step: &BuildStep| match step {
+            BuildStep::Run { script, .. } => {
                 format!(
                     "RUN {}",
                     script.split_whitespace().collect::<Vec<_>>().join(" ")
                 )
             }
-            Step::Copy { from, to } => format!("COPY {from} {to}"),
-            Step::Folder(path) => format!("WORKDIR {path}"),
+            BuildStep::Copy { from, to } => format!("COPY {from} {to}"),
+            BuildStep::Folder(path) => format!("WORKDIR {path}"),
         };
         self.recipe
             .steps
@@ -220,40 +248,41 @@ impl Plan {
     }
 }
 
-type Received = Result<(Digest, u64), BuildError>;
+type LayerResult = Result<(Digest, u64), BuildError>;
 
-/// Takes the layer from the child's output while its words are passed on.
+/// Writes the layer from the child's output to a file, and forwards its messages.
 fn receive(
     child: &mut Child,
     layer: &std::path::Path,
     titles: &[String],
-    told: &mut (dyn FnMut(Progress) + Send),
-) -> (Received, VecDeque<String>) {
-    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    on_progress: &mut (dyn FnMut(BuildProgress) + Send),
+) -> (LayerResult, VecDeque<String>) {
+    let stdout = child.stdout.take();
+    let stderr = child.stderr.take();
     std::thread::scope(|scope| {
-        let listener = scope.spawn(move || match stderr {
-            Some(stderr) => listen(stderr, titles, told),
+        let forwarder = scope.spawn(move || match stderr {
+            Some(stderr) => forward_output(stderr, titles, on_progress),
             None => VecDeque::new(),
         });
-        let received = match stdout {
-            Some(stdout) => keep(stdout, layer),
+        let layer_result = match stdout {
+            Some(stdout) => write_layer(stdout, layer),
             None => Err(BuildError::io("read from mmdebstrap")(
                 io::ErrorKind::BrokenPipe.into(),
             )),
         };
-        if received.is_err() {
-            // It would wait for a reader for ever; that it has ended already is as good.
+        if layer_result.is_err() {
+            // Otherwise the child would wait for a reader for ever. It may have ended already.
             let _ = child.kill();
         }
-        (received, listener.join().unwrap_or_default())
+        (layer_result, forwarder.join().unwrap_or_default())
     })
 }
 
-/// Passes on what is said, line by line, and returns the last of it.
-fn listen(
+/// Forwards messages line by line and returns the last lines.
+fn forward_output(
     stderr: impl Read,
     titles: &[String],
-    told: &mut (dyn FnMut(Progress) + Send),
+    on_progress: &mut (dyn FnMut(BuildProgress) + Send),
 ) -> VecDeque<String> {
     let mut reader = BufReader::new(stderr);
     let mut last = VecDeque::new();
@@ -262,7 +291,7 @@ fn listen(
         line.clear();
         match reader
             .by_ref()
-            .take(LONGEST_LINE)
+            .take(MAX_LINE_BYTES)
             .read_until(b'\n', &mut line)
         {
             Ok(0) | Err(_) => return last,
@@ -273,24 +302,25 @@ fn listen(
             .strip_prefix(script::STEP_MARK)
             .and_then(|number| number.parse::<usize>().ok());
         match step.and_then(|number| titles.get(number)) {
-            Some(title) => told(Progress::Step(title.clone())),
+            Some(title) => on_progress(BuildProgress::Step(title.clone())),
             None if text.is_empty() => {}
             None => {
                 last.push_back(text.clone());
-                if last.len() > LAST_LINES {
+                if last.len() > MAX_KEPT_LINES {
                     last.pop_front();
                 }
-                told(Progress::Said(text));
+                on_progress(BuildProgress::Output(text));
             }
         }
     }
 }
 
-/// Writes a stream to a new file, with its digest and size.
-fn keep(mut from: impl Read, path: &std::path::Path) -> Received {
+/// Writes a stream to a new file; returns its digest and size.
+fn write_layer(mut from: impl Read, path: &std::path::Path) -> LayerResult {
     let failed = || BuildError::io(format!("write `{}`", path.display()));
     let mut file = File::create_new(path).map_err(failed())?;
-    let (mut digest, mut bytes) = (Sha256::new(), 0);
+    let mut digest = Sha256::new();
+    let mut bytes = 0;
     let mut buffer = vec![0; 1 << 18];
     loop {
         let count = match from.read(&mut buffer) {
@@ -300,11 +330,11 @@ fn keep(mut from: impl Read, path: &std::path::Path) -> Received {
             Err(error) => return Err(failed()(error)),
         };
         bytes += count as u64;
-        if bytes > LARGEST_LAYER {
+        if bytes > MAX_LAYER_BYTES {
             return Err(BuildError::TooLarge);
         }
         digest.update(&buffer[..count]);
         file.write_all(&buffer[..count]).map_err(failed())?;
     }
-    Ok((pack::digest_of(digest), bytes))
+    Ok((archive::digest_of(digest), bytes))
 }

@@ -1,15 +1,15 @@
-//! The steps of a recipe as one shell script, which `mmdebstrap` runs when the base stands.
+//! The steps of a recipe as one shell script, which `mmdebstrap` runs in the finished base system.
 
-use super::{BuildError, CERTIFICATES, Plan, workshop::Workshop};
-use crate::recipe::Step;
+use super::{BuildError, BuildPlan, CERTIFICATES, environment::BuildEnvironment};
+use crate::recipe::BuildStep;
 use std::path::PathBuf;
 
-/// Begins the line that says which step begins.
+/// Prefix of the output line that reports the start of a step.
 pub(super) const STEP_MARK: &str = "airlock-step:";
 
-/// What every step needs. Nothing of the machine's names may be followed: all is done within the tree. Its own /tmp keeps
-/// the files of `mmdebstrap` from a recipe that tidies up.
-const START: &str = "\
+/// Common start of the script. No path of the host may be followed: everything is done inside the
+/// tree. A separate /tmp keeps the files of `mmdebstrap` from a recipe that cleans /tmp.
+const SCRIPT_START: &str = "\
 set -eu
 exec >&2 < /dev/null
 root=$1
@@ -17,8 +17,9 @@ mount -t tmpfs -o mode=1777 tmpfs \"$root/tmp\"
 enter() { chroot \"$root\" /usr/bin/env -i \"$@\"; }
 ";
 
-/// What must not stay: this machine's name, nameserver and package servers, and what differs between builds.
-const END: &str = "\
+/// Removes what must not stay in the image: this machine's name, name server and package sources,
+/// and what differs between builds.
+const SCRIPT_END: &str = "\
 enter /bin/sh -c '
     rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/apt /var/log/*.log /etc/hostname
     : > /etc/resolv.conf
@@ -38,11 +39,14 @@ Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 EOF
 ";
 
-/// Writes the script, and the files it copies, into the workshop.
-pub(super) fn write(plan: &Plan, workshop: &Workshop) -> Result<PathBuf, BuildError> {
-    let mut text = START.to_owned();
+/// Writes the script and the files that it copies into the build environment.
+pub(super) fn write(
+    plan: &BuildPlan,
+    environment: &BuildEnvironment,
+) -> Result<PathBuf, BuildError> {
+    let mut text = SCRIPT_START.to_owned();
     if let Some(bundle) = &plan.certificates {
-        let staged = workshop.give(
+        let staged = environment.write_input(
             &format!("certificates-{}", plan.platform.architecture()),
             bundle,
         )?;
@@ -51,14 +55,14 @@ pub(super) fn write(plan: &Plan, workshop: &Workshop) -> Result<PathBuf, BuildEr
     for (number, step) in plan.recipe.steps.iter().enumerate() {
         text.push_str(&format!("echo {STEP_MARK}{number}\n"));
         text.push_str(&match step {
-            Step::Run { .. } => run(plan, step),
-            Step::Folder(path) => format!("enter /bin/mkdir -p {}\n", quoted(path)),
-            Step::Copy { from, to } => {
+            BuildStep::Run { .. } => run(plan, step),
+            BuildStep::Folder(path) => format!("enter /bin/mkdir -p {}\n", quoted(path)),
+            BuildStep::Copy { from, to } => {
                 let (bytes, executable) = plan
                     .files
                     .get(from)
                     .map_or((&[][..], false), |(b, x)| (b, *x));
-                let staged = workshop.give(
+                let staged = environment.write_input(
                     &format!("copy-{}-{number}", plan.platform.architecture()),
                     bytes,
                 )?;
@@ -66,15 +70,15 @@ pub(super) fn write(plan: &Plan, workshop: &Workshop) -> Result<PathBuf, BuildEr
             }
         });
     }
-    text.push_str(END);
-    workshop.give(
+    text.push_str(SCRIPT_END);
+    environment.write_input(
         &format!("steps-{}", plan.platform.architecture()),
         text.as_bytes(),
     )
 }
 
-fn run(plan: &Plan, step: &Step) -> String {
-    let Step::Run {
+fn run(plan: &BuildPlan, step: &BuildStep) -> String {
+    let BuildStep::Run {
         script,
         folder,
         env,
@@ -112,7 +116,8 @@ fn run(plan: &Plan, step: &Step) -> String {
     )
 }
 
-/// The redirection is done outside, the rest by the tree's own programs: a link in the tree leads nowhere else.
+/// The shell redirects outside the tree; everything else is done by the tree's own programs, so a
+/// symbolic link in the tree cannot lead outside.
 fn copy(staged: &str, to: &str, executable: bool) -> String {
     let mode = if executable { "755" } else { "644" };
     let script = format!("mkdir -p \"${{0%/*}}/\" && cat > \"$0\" && chmod {mode} \"$0\"");
@@ -124,7 +129,7 @@ fn copy(staged: &str, to: &str, executable: bool) -> String {
     )
 }
 
-/// One word of the shell, whatever is in it.
+/// Quotes a text as one word of the shell.
 pub(super) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }

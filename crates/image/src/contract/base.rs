@@ -1,12 +1,13 @@
-//! What every image must be able to do.
+//! Requirements that every image must meet.
 
 use super::{
-    Command::{Direct, Shell},
-    Effort, Level, Probe, Requirement,
-    Wanted::{Anything, Certificates, Exactly},
+    ExpectedOutput::{Anything, Certificates, Exactly},
+    Probe, ProbeBudget,
+    ProbeCommand::{Direct, Shell},
+    Requirement, RequirementLevel,
 };
 
-/// A script that must exit with 0 and tells on its first line what it saw.
+/// A script that must exit with 0; its first line of output is shown.
 pub(super) const fn script(text: &'static str) -> Probe {
     Probe {
         command: Shell(text),
@@ -37,14 +38,14 @@ const fn prints(text: &'static str, stdout: &'static str, stderr: &'static str) 
 const fn must(name: &'static str, probes: &'static [Probe], mend: &'static str) -> Requirement {
     Requirement {
         name,
-        level: Level::Must,
-        effort: Effort::Small,
+        level: RequirementLevel::Must,
+        effort: ProbeBudget::Small,
         probes,
         mend,
     }
 }
 
-/// In the order in which they are shown.
+/// In display order.
 pub(super) const REQUIREMENTS: &[Requirement] = &[
     must(
         "/bin/sh",
@@ -87,8 +88,8 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
     ),
     Requirement {
         name: "date",
-        level: Level::Should,
-        effort: Effort::Small,
+        level: RequirementLevel::Should,
+        effort: ProbeBudget::Small,
         probes: &[script(DATE)],
         mend: "install coreutils, for date",
     },
@@ -134,7 +135,7 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
     ),
 ];
 
-// `set -e` does not see a failure within `&&`: one command a line.
+// `set -e` ignores failures within `&&`, so each command has its own line.
 
 const SHELL_COMMANDS: &str = r#"
 set -e
@@ -243,7 +244,7 @@ echo "/workspace and /tmp"
 
 const NOT_EXECUTABLE: &str = "echo data > file && chmod 644 file && ./file";
 
-/// State 0A is a socket that listens.
+/// State 0A is a listening socket.
 const LISTENING: &str = r#"
 for table in /proc/net/tcp /proc/net/tcp6 /proc/net/udp /proc/net/udp6; do
     [ -e "$table" ] || continue

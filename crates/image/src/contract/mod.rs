@@ -1,122 +1,132 @@
-//! The image contract as data: what an image must be able to do, the commands that show it, and how to read what they
-//! did. Nothing is run here. A hostile image can lie about itself; what it says never widens what its box may do.
+//! The image contract as data: requirements, the commands that test them, and the evaluation of
+//! their results. Nothing is run here. A hostile image can forge its own results, so they never
+//! extend what its sandbox may do.
 
 mod base;
 mod tools;
 
 use spec::{AGENT_LABEL, ImageConfig, RunResult, Status};
 
-/// What the label says that an image is for: profiles of this file, or what one does with it.
+/// Label with the purpose of an image: profiles of this file, or activities.
 pub const PURPOSE_LABEL: &str = "io.cynodeai.sandbox.purpose";
-/// Words of the purpose that are no profiles.
+/// Activities: purposes that are not profiles.
 const ACTIVITIES: [&str; 4] = ["build", "test", "run", "dev"];
-/// How much of what was seen is shown.
-const LONGEST_SEEN: usize = 120;
+/// Maximum characters of shown output.
+const MAX_SEEN_CHARS: usize = 120;
 
-/// A kind of image. Every one includes `base-tools`.
+/// A kind of image. Every profile includes `base-tools`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "the names say it")]
 pub enum ImageProfile {
+    /// A shell and core utilities.
     BaseTools,
+    /// Python with pip, venv and a C compiler.
     PythonTools,
+    /// Node.js with npm or pnpm.
     NodeTools,
+    /// The Go toolchain.
     GoTools,
+    /// shellcheck and semgrep.
     SecopsTools,
+    /// Tools of a coding agent, with its user.
     Agent,
+    /// Tools of an agent runtime, with its user.
     Runtime,
 }
 
-/// One line of the contract.
+/// One requirement of the contract.
 #[derive(Clone, Copy, Debug)]
 pub struct Requirement {
-    /// What is required, in few words.
+    /// Short name.
     pub name: &'static str,
-    /// What it means to miss it.
-    pub level: Level,
-    /// How much the probes may use.
-    pub effort: Effort,
-    /// All of them must come out as expected.
+    /// Severity of a failure.
+    pub level: RequirementLevel,
+    /// Resource limits of the probes.
+    pub effort: ProbeBudget,
+    /// All probes must give the expected result.
     pub probes: &'static [Probe],
-    /// What to do about the image where they do not.
+    /// How to fix the image.
     pub mend: &'static str,
 }
 
-/// What it means to miss a requirement.
+/// Severity of a failed requirement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
-    /// The image does not keep the contract.
+pub enum RequirementLevel {
+    /// The image violates the contract.
     Must,
-    /// It does, but should be better.
+    /// The image meets the contract, but should be improved.
     Should,
 }
 
-/// How much a probe may use.
+/// Resource limits of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effort {
-    /// What the profile `restrictive` grants.
+pub enum ProbeBudget {
+    /// The limits of the profile `restrictive`.
     Small,
-    /// More memory, processes and time, behind the same barriers: a compiler works.
+    /// More memory, processes and time behind the same barriers, for compilers.
     Large,
 }
 
-/// A command, and what must come of it. Each is a run of its own: no output of one can pass for that of another.
+/// A command and its expected result. Each probe is a separate run, so its output cannot be
+/// mistaken for that of another.
 #[derive(Clone, Copy, Debug)]
 pub struct Probe {
-    /// What to run.
-    pub command: Command,
-    /// The exit status that is right.
+    /// The command.
+    pub command: ProbeCommand,
+    /// Expected exit status.
     pub status: u8,
-    /// What its standard output must be.
-    pub stdout: Wanted,
-    /// What its standard error must be.
-    pub stderr: Wanted,
+    /// Expected standard output.
+    pub stdout: ExpectedOutput,
+    /// Expected standard error.
+    pub stderr: ExpectedOutput,
 }
 
-/// What a probe runs.
+/// The command of a probe.
 #[derive(Clone, Copy, Debug)]
-pub enum Command {
-    /// A text for `/bin/sh -c`.
+pub enum ProbeCommand {
+    /// A script for `/bin/sh -c`.
     Shell(&'static str),
     /// An argument list, without a shell.
     Direct(&'static [&'static str]),
 }
 
-/// What a stream must hold.
+/// Expected output of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// Whatever it likes.
+pub enum ExpectedOutput {
+    /// Any output.
     Anything,
-    /// Exactly this.
+    /// Exactly this text.
     Exactly(&'static str),
     /// At least one certificate in PEM.
     Certificates,
 }
 
-/// How a line of the contract came out.
+/// Outcome of a requirement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum Outcome {
+pub enum RequirementOutcome {
+    /// The requirement is met.
     Pass,
+    /// The requirement should be met, and is not.
     Warn,
+    /// The requirement must be met, and is not.
     Fail,
 }
 
-/// One line of the answer.
+/// Result of one requirement.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct Line {
-    /// What was required.
+pub struct RequirementResult {
+    /// The requirement.
     pub requirement: String,
-    /// How it came out.
-    pub outcome: Outcome,
-    /// What was seen. Words of the image may be in here.
+    /// Its outcome.
+    pub outcome: RequirementOutcome,
+    /// What was observed; may contain untrusted output of the image.
     pub seen: String,
-    /// What to do about the image, where something is to be done.
+    /// How to fix the image, if it failed.
     pub mend: Option<String>,
 }
 
 impl ImageProfile {
-    /// All of them.
+    /// All profiles.
     pub const ALL: [ImageProfile; 7] = [
         ImageProfile::BaseTools,
         ImageProfile::PythonTools,
@@ -127,7 +137,7 @@ impl ImageProfile {
         ImageProfile::Runtime,
     ];
 
-    /// Its name, as in labels and on the command line.
+    /// Name in labels and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             ImageProfile::BaseTools => "base-tools",
@@ -147,7 +157,7 @@ impl ImageProfile {
             .find(|profile| profile.name() == name)
     }
 
-    /// What an image declares by its label; `base-tools` if that names none.
+    /// The profiles that an image declares by its label; `base-tools` if none.
     pub fn declared(config: &ImageConfig) -> Vec<ImageProfile> {
         let purpose = config.labels.get(PURPOSE_LABEL).map_or("", String::as_str);
         let mut named: Vec<_> = purpose
@@ -186,22 +196,22 @@ pub fn requirements(profiles: &[ImageProfile]) -> Vec<&'static Requirement> {
     all
 }
 
-impl Command {
+impl ProbeCommand {
     /// The argument list.
     pub fn arguments(&self) -> Vec<&'static str> {
         match self {
-            Command::Shell(text) => vec!["/bin/sh", "-c", text],
-            Command::Direct(words) => words.to_vec(),
+            ProbeCommand::Shell(text) => vec!["/bin/sh", "-c", text],
+            ProbeCommand::Direct(words) => words.to_vec(),
         }
     }
 }
 
 impl Requirement {
-    /// Reads what came of the probes, in their order.
-    pub fn judge(&self, results: &[RunResult]) -> Line {
+    /// Evaluates the results of the probes, in order.
+    pub fn evaluate(&self, results: &[RunResult]) -> RequirementResult {
         let mut seen = String::new();
         for (probe, result) in self.probes.iter().zip(results) {
-            match probe.judge(result) {
+            match probe.evaluate(result) {
                 Ok(said) => seen = said,
                 Err(wrong) => return self.line(false, wrong),
             }
@@ -219,14 +229,14 @@ impl Requirement {
         }
     }
 
-    fn line(&self, held: bool, seen: String) -> Line {
-        let outcome = match (held, self.level) {
-            (true, _) => Outcome::Pass,
-            (false, Level::Must) => Outcome::Fail,
-            (false, Level::Should) => Outcome::Warn,
+    fn line(&self, passed: bool, seen: String) -> RequirementResult {
+        let outcome = match (passed, self.level) {
+            (true, _) => RequirementOutcome::Pass,
+            (false, RequirementLevel::Must) => RequirementOutcome::Fail,
+            (false, RequirementLevel::Should) => RequirementOutcome::Warn,
         };
-        let mend = (!held).then(|| self.mend.to_owned());
-        Line {
+        let mend = (!passed).then(|| self.mend.to_owned());
+        RequirementResult {
             requirement: self.name.to_owned(),
             outcome,
             seen,
@@ -236,8 +246,8 @@ impl Requirement {
 }
 
 impl Probe {
-    /// What was seen, if it is as expected; else what is wrong.
-    fn judge(&self, result: &RunResult) -> Result<String, String> {
+    /// What was observed, if it is as expected; otherwise what is wrong.
+    fn evaluate(&self, result: &RunResult) -> Result<String, String> {
         let said = first_line(&result.stdout)
             .or_else(|| first_line(&result.stderr))
             .unwrap_or_default();
@@ -253,20 +263,22 @@ impl Probe {
             ("stdout", self.stdout, &result.stdout),
             ("stderr", self.stderr, &result.stderr),
         ] {
-            if let Err(wrong) = wanted.fits(bytes) {
+            if let Err(wrong) = wanted.check(bytes) {
                 return Err(format!("{stream} {wrong}"));
             }
         }
         Ok(match self.stdout {
-            Wanted::Certificates => format!("{} certificates", certificates(&result.stdout)),
-            Wanted::Exactly(_) => "as expected".to_owned(),
-            Wanted::Anything if said.is_empty() => "works".to_owned(),
-            Wanted::Anything => said,
+            ExpectedOutput::Certificates => {
+                format!("{} certificates", certificates(&result.stdout))
+            }
+            ExpectedOutput::Exactly(_) => "as expected".to_owned(),
+            ExpectedOutput::Anything if said.is_empty() => "works".to_owned(),
+            ExpectedOutput::Anything => said,
         })
     }
 }
 
-/// In few words.
+/// A short description of how a run ended.
 fn how_it_ended(result: &RunResult) -> String {
     match (result.status, result.signal) {
         (Status::TimedOut, _) => "took too long".to_owned(),
@@ -277,16 +289,18 @@ fn how_it_ended(result: &RunResult) -> String {
     }
 }
 
-impl Wanted {
-    fn fits(self, bytes: &[u8]) -> Result<(), String> {
+impl ExpectedOutput {
+    fn check(self, bytes: &[u8]) -> Result<(), String> {
         let (right, wanted) = match self {
-            Wanted::Anything => return Ok(()),
-            Wanted::Exactly(text) => (bytes == text.as_bytes(), format!("{text:?}")),
-            Wanted::Certificates => (certificates(bytes) > 0, "certificates in PEM".to_owned()),
+            ExpectedOutput::Anything => return Ok(()),
+            ExpectedOutput::Exactly(text) => (bytes == text.as_bytes(), format!("{text:?}")),
+            ExpectedOutput::Certificates => {
+                (certificates(bytes) > 0, "certificates in PEM".to_owned())
+            }
         };
         let said: String = String::from_utf8_lossy(bytes)
             .chars()
-            .take(LONGEST_SEEN)
+            .take(MAX_SEEN_CHARS)
             .collect();
         if right {
             Ok(())
@@ -296,14 +310,14 @@ impl Wanted {
     }
 }
 
-/// The first line with words, cut.
+/// The first line that is not empty, cut.
 fn first_line(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(64 * 1024)]);
     let line = text.lines().map(str::trim).find(|line| !line.is_empty())?;
-    Some(line.chars().take(LONGEST_SEEN).collect())
+    Some(line.chars().take(MAX_SEEN_CHARS).collect())
 }
 
-/// How many certificates a text in PEM holds: complete blocks of base64 that begin as a DER sequence does.
+/// Number of certificates in a PEM text: complete base64 blocks that start like a DER sequence.
 fn certificates(bytes: &[u8]) -> usize {
     let text = String::from_utf8_lossy(bytes);
     let blocks = text.split("-----BEGIN CERTIFICATE-----").skip(1);
@@ -327,18 +341,18 @@ fn certificates(bytes: &[u8]) -> usize {
     blocks.filter(|block| is_one(block)).count()
 }
 
-/// What an image says about itself: who it runs as, and its labels.
-pub fn declarations(config: &ImageConfig) -> Vec<Line> {
+/// Checks the declarations of an image: its user and its labels.
+pub fn declarations(config: &ImageConfig) -> Vec<RequirementResult> {
     let user = config.user.split(':').next().unwrap_or_default();
-    let pass = |requirement: &str, seen: String| Line {
+    let pass = |requirement: &str, seen: String| RequirementResult {
         requirement: requirement.to_owned(),
-        outcome: Outcome::Pass,
+        outcome: RequirementOutcome::Pass,
         seen,
         mend: None,
     };
-    let warn = |requirement: &str, seen: &str, mend: &str| Line {
+    let warn = |requirement: &str, seen: &str, mend: &str| RequirementResult {
         requirement: requirement.to_owned(),
-        outcome: Outcome::Warn,
+        outcome: RequirementOutcome::Warn,
         seen: seen.to_owned(),
         mend: Some(mend.to_owned()),
     };
@@ -348,7 +362,7 @@ pub fn declarations(config: &ImageConfig) -> Vec<Line> {
             "none, or root; Airlock runs it as another user all the same",
             "add `USER 1000` (or the name of a user) to its Containerfile",
         ),
-        user => pass("declared user", user.chars().take(LONGEST_SEEN).collect()),
+        user => pass("declared user", user.chars().take(MAX_SEEN_CHARS).collect()),
     };
     let purpose = config
         .labels
@@ -359,7 +373,7 @@ pub fn declarations(config: &ImageConfig) -> Vec<Line> {
     let purpose = match purpose.split(',').map(str::trim).find(|word| !known(word)) {
         None => pass(
             "declared purpose",
-            purpose.chars().take(LONGEST_SEEN).collect(),
+            purpose.chars().take(MAX_SEEN_CHARS).collect(),
         ),
         Some("") => warn(
             "declared purpose",
@@ -370,7 +384,7 @@ pub fn declarations(config: &ImageConfig) -> Vec<Line> {
             "declared purpose",
             &format!(
                 "`{}` is no word of the contract",
-                word.chars().take(LONGEST_SEEN).collect::<String>()
+                word.chars().take(MAX_SEEN_CHARS).collect::<String>()
             ),
             "use the names of profiles, and build, test, run, dev",
         ),
@@ -378,7 +392,7 @@ pub fn declarations(config: &ImageConfig) -> Vec<Line> {
     vec![named, purpose]
 }
 
-/// Whether the image is marked for work of agents.
+/// Whether the image is labelled for agents.
 pub fn is_for_agents(config: &ImageConfig) -> bool {
     config
         .labels

@@ -63,43 +63,43 @@ fn the_profile_is_what_the_label_declares() {
 fn streams_are_compared_whole_and_statuses_are_all_looked_at() {
     let streams = requirement("stdout and stderr");
     assert_eq!(
-        streams.judge(&[result(0, "out\n", "err\n")]).outcome,
-        Outcome::Pass
+        streams.evaluate(&[result(0, "out\n", "err\n")]).outcome,
+        RequirementOutcome::Pass
     );
-    let mixed = streams.judge(&[result(0, "out\nerr\n", "")]);
+    let mixed = streams.evaluate(&[result(0, "out\nerr\n", "")]);
     assert_eq!(
         (mixed.outcome, mixed.seen.as_str()),
         (
-            Outcome::Fail,
+            RequirementOutcome::Fail,
             "stdout is \"out\\nerr\\n\" and not \"out\\n\""
         )
     );
     let codes = requirement("exit codes");
     let of = |statuses: [u8; 4]| {
         codes
-            .judge(&statuses.map(|status| result(status, "", "")))
+            .evaluate(&statuses.map(|status| result(status, "", "")))
             .outcome
     };
-    assert_eq!(of([0, 7, 126, 127]), Outcome::Pass);
+    assert_eq!(of([0, 7, 126, 127]), RequirementOutcome::Pass);
     for wrong in [
         [1, 7, 126, 127],
         [0, 0, 126, 127],
         [0, 7, 1, 127],
         [0, 7, 126, 0],
     ] {
-        assert_eq!(of(wrong), Outcome::Fail, "{wrong:?}");
+        assert_eq!(of(wrong), RequirementOutcome::Fail, "{wrong:?}");
     }
     assert_eq!(
-        codes.judge(&[result(0, "", "")]).outcome,
-        Outcome::Fail,
+        codes.evaluate(&[result(0, "", "")]).outcome,
+        RequirementOutcome::Fail,
         "a probe that was not run"
     );
 }
 
 #[test]
 fn what_only_should_be_is_a_warning_and_what_is_missed_says_how_to_mend_it() {
-    let date = requirement("date").judge(&[result(127, "", "date: not found\n")]);
-    assert_eq!(date.outcome, Outcome::Warn);
+    let date = requirement("date").evaluate(&[result(127, "", "date: not found\n")]);
+    assert_eq!(date.outcome, RequirementOutcome::Warn);
     assert_eq!(date.seen, "exit status 127: date: not found");
     assert!(date.mend.is_some_and(|mend| mend.contains("coreutils")));
 }
@@ -138,13 +138,16 @@ fn an_image_for_root_without_a_purpose_is_warned_about() {
             .map(|line| line.outcome)
             .collect::<Vec<_>>()
     };
-    assert_eq!(outcomes("", None), [Outcome::Warn, Outcome::Warn]);
+    assert_eq!(
+        outcomes("", None),
+        [RequirementOutcome::Warn, RequirementOutcome::Warn]
+    );
     assert_eq!(
         outcomes("root:root", Some("run,nonsense")),
-        [Outcome::Warn, Outcome::Warn]
+        [RequirementOutcome::Warn, RequirementOutcome::Warn]
     );
     assert_eq!(
         outcomes("1000:1000", Some("base-tools,run")),
-        [Outcome::Pass, Outcome::Pass]
+        [RequirementOutcome::Pass, RequirementOutcome::Pass]
     );
 }

@@ -1,12 +1,12 @@
-//! What the profiles ask for beyond `base-tools`. Everything works offline: probes have no network.
+//! Requirements of the profiles beyond `base-tools`. All probes work offline: they have no network.
 
-use super::{Effort, Level, Probe, Requirement, base::script};
+use super::{Probe, ProbeBudget, Requirement, RequirementLevel, base::script};
 
 const fn must(name: &'static str, probes: &'static [Probe], mend: &'static str) -> Requirement {
     Requirement {
         name,
-        level: Level::Must,
-        effort: Effort::Large,
+        level: RequirementLevel::Must,
+        effort: ProbeBudget::Large,
         probes,
         mend,
     }

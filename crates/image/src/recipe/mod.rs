@@ -1,77 +1,78 @@
-//! Recipes: Containerfiles of the small, strict kind that can be built here from Debian packages.
+//! Recipes: the strict subset of Containerfiles that can be built here from Debian packages.
 //!
-//! What this file does not know is refused by name, so that a recipe never means one thing here and another elsewhere.
+//! Unknown instructions are refused by name, so a recipe never means one thing here and another
+//! elsewhere.
 
-mod words;
+mod instruction;
 
 use crate::contract::ImageProfile;
 use spec::ImageConfig;
 use std::collections::BTreeMap;
 
-/// The image that every recipe starts from in the end.
+/// The base image of every recipe.
 pub const BASE_IMAGE: &str = "debian:bookworm-slim";
-/// The release of Debian that this is.
+/// Its Debian release.
 pub const SUITE: &str = "bookworm";
-/// The file that a builder brings if the folder has none.
+/// A file that the builder provides if the recipe's folder lacks it.
 pub const FIRST_PROCESS: &str = "airlock-init";
-/// Another such file, and what is in it.
+/// Another such file, with its contents.
 pub const REFERENCE_AGENT: (&str, &str) = (
     "airlock-agent",
     include_str!("../../../../images/agent/airlock-agent"),
 );
-/// What `debian:bookworm-slim` sets.
+/// The `PATH` that `debian:bookworm-slim` sets.
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-const LARGEST: usize = 256 * 1024;
-const MOST_INSTRUCTIONS: usize = 500;
+const MAX_RECIPE_BYTES: usize = 256 * 1024;
+const MAX_INSTRUCTIONS: usize = 500;
 
-/// A recipe, down to the base image.
+/// A recipe, resolved down to the base image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
-    /// What to do to the base image, in order.
-    pub steps: Vec<Step>,
-    /// What the image will say about itself.
+    /// Steps applied to the base image, in order.
+    pub steps: Vec<BuildStep>,
+    /// Configuration of the image.
     pub config: ImageConfig,
-    /// The variables that a caller may hand to `RUN`; they do not stay in the image.
+    /// Build arguments available to `RUN`; they do not stay in the image.
     pub arguments: Vec<String>,
 }
 
-/// One change of the tree.
+/// One step of a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// A text for `/bin/sh -c`.
+pub enum BuildStep {
+    /// Runs a shell script.
     Run {
-        /// The text.
+        /// The script for `/bin/sh -c`.
         script: String,
-        /// The folder it runs in.
+        /// Working directory.
         folder: String,
         /// `NAME=VALUE`, as set so far.
         env: Vec<String>,
-        /// Names of arguments declared so far.
+        /// Names of the arguments declared so far.
         arguments: Vec<String>,
     },
-    /// A file put into the tree, owned by root.
+    /// Copies a file into the tree, owned by root.
     Copy {
-        /// Relative to the recipe's folder.
+        /// Path relative to the recipe's folder.
         from: String,
-        /// Absolute, in the tree.
+        /// Absolute path in the tree.
         to: String,
     },
-    /// A folder made.
+    /// Creates a folder.
     Folder(String),
 }
 
 /// Why a recipe cannot be built here.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
-pub struct BadRecipe {
-    /// Where, counted from 1.
+pub struct RecipeError {
+    /// Line number, from 1.
     pub line: usize,
     /// What is wrong, and what is right.
     pub what: String,
 }
 
-/// The recipe of a profile, as it is in this program.
-pub fn of_profile(profile: ImageProfile) -> &'static str {
+/// The built-in recipe of a profile.
+pub fn for_profile(profile: ImageProfile) -> &'static str {
     match profile {
         ImageProfile::BaseTools => include_str!("../../../../images/base-tools/Containerfile"),
         ImageProfile::PythonTools => include_str!("../../../../images/python-tools/Containerfile"),
@@ -84,22 +85,22 @@ pub fn of_profile(profile: ImageProfile) -> &'static str {
 }
 
 impl Recipe {
-    /// Reads a Containerfile; one that starts from a profile gets that profile's steps first.
-    pub fn parse(text: &str) -> Result<Recipe, BadRecipe> {
-        let bad = |line, what: &str| BadRecipe {
+    /// Parses a Containerfile; one that starts from a profile gets that profile's steps first.
+    pub fn parse(text: &str) -> Result<Recipe, RecipeError> {
+        let bad = |line, what: &str| RecipeError {
             line,
             what: what.to_owned(),
         };
-        if text.len() > LARGEST {
+        if text.len() > MAX_RECIPE_BYTES {
             return Err(bad(1, "a recipe has at most 256 KiB"));
         }
-        let instructions = words::instructions(text)?;
+        let instructions = instruction::instructions(text)?;
         let Some((first, rest)) = instructions.split_first() else {
             return Err(bad(1, "there is no instruction; a recipe begins with FROM"));
         };
-        if rest.len() > MOST_INSTRUCTIONS {
+        if rest.len() > MAX_INSTRUCTIONS {
             return Err(bad(
-                rest[MOST_INSTRUCTIONS].line,
+                rest[MAX_INSTRUCTIONS].line,
                 "a recipe has at most 500 instructions",
             ));
         }
@@ -108,15 +109,15 @@ impl Recipe {
             "" => "/".to_owned(),
             set => set.to_owned(),
         };
-        let mut reader = Reader { recipe, folder };
+        let mut reader = RecipeBuilder { recipe, folder };
         rest.iter()
-            .try_for_each(|instruction| reader.take(instruction))?;
+            .try_for_each(|instruction| reader.apply(instruction))?;
         Ok(reader.recipe)
     }
 }
 
-/// What the first instruction brings.
-fn start(first: &words::Instruction) -> Result<Recipe, BadRecipe> {
+/// The recipe that the first instruction starts from.
+fn start(first: &instruction::Instruction) -> Result<Recipe, RecipeError> {
     if first.name != "FROM" {
         return Err(first.bad(format!(
             "a recipe begins with FROM, not with {}",
@@ -137,25 +138,25 @@ fn start(first: &words::Instruction) -> Result<Recipe, BadRecipe> {
     let Some(profile) = ImageProfile::named(&first.text) else {
         let names = ImageProfile::ALL.map(ImageProfile::name).join(", ");
         let what = format!(
-            "FROM `{}` cannot be had here; start from {BASE_IMAGE}, {names}",
+            "FROM `{}` is not available here; start from {BASE_IMAGE}, {names}",
             first.text
         );
         return Err(first.bad(what));
     };
-    let mut recipe = Recipe::parse(of_profile(profile))?;
-    // An argument is known only below its own ARG.
+    let mut recipe = Recipe::parse(for_profile(profile))?;
+    // An argument is known only after its own ARG.
     recipe.arguments.clear();
     Ok(recipe)
 }
 
-/// What is known while the instructions go by.
-struct Reader {
+/// State while instructions are read.
+struct RecipeBuilder {
     recipe: Recipe,
     folder: String,
 }
 
-impl Reader {
-    fn take(&mut self, instruction: &words::Instruction) -> Result<(), BadRecipe> {
+impl RecipeBuilder {
+    fn apply(&mut self, instruction: &instruction::Instruction) -> Result<(), RecipeError> {
         match instruction.name.as_str() {
             "RUN" => self.run(instruction),
             "COPY" => self.copy(instruction),
@@ -176,7 +177,7 @@ impl Reader {
             "WORKDIR" => {
                 self.folder = instruction.absolute(&instruction.text)?;
                 self.recipe.config.working_dir.clone_from(&self.folder);
-                self.recipe.steps.push(Step::Folder(self.folder.clone()));
+                self.recipe.steps.push(BuildStep::Folder(self.folder.clone()));
                 Ok(())
             }
             "USER" => {
@@ -199,8 +200,9 @@ impl Reader {
         }
     }
 
-    /// Here everything is done as root of the tree; elsewhere it is done as the user named last.
-    fn refuse_after_user(&self, instruction: &words::Instruction) -> Result<(), BadRecipe> {
+    /// Every step runs as root of the tree here; other builders would run it as the user named
+    /// last, so such steps are refused.
+    fn refuse_after_user(&self, instruction: &instruction::Instruction) -> Result<(), RecipeError> {
         match self.recipe.config.user.as_str() {
             "" | "0" | "root" => Ok(()),
             user => Err(instruction.bad(format!(
@@ -210,14 +212,14 @@ impl Reader {
         }
     }
 
-    fn run(&mut self, instruction: &words::Instruction) -> Result<(), BadRecipe> {
+    fn run(&mut self, instruction: &instruction::Instruction) -> Result<(), RecipeError> {
         self.refuse_after_user(instruction)?;
         if instruction.text.starts_with("--") || instruction.text.starts_with('[') {
             return Err(
                 instruction.bad("RUN takes a shell command here, without options".to_owned())
             );
         }
-        self.recipe.steps.push(Step::Run {
+        self.recipe.steps.push(BuildStep::Run {
             script: instruction.text.clone(),
             folder: self.folder.clone(),
             env: self.recipe.config.env.clone(),
@@ -226,7 +228,7 @@ impl Reader {
         Ok(())
     }
 
-    fn copy(&mut self, instruction: &words::Instruction) -> Result<(), BadRecipe> {
+    fn copy(&mut self, instruction: &instruction::Instruction) -> Result<(), RecipeError> {
         self.refuse_after_user(instruction)?;
         let words: Vec<&str> = instruction.text.split_whitespace().collect();
         let [from, to] = words[..] else {
@@ -246,7 +248,7 @@ impl Reader {
             None => to.to_owned(),
         };
         let to = instruction.absolute(&to)?;
-        self.recipe.steps.push(Step::Copy {
+        self.recipe.steps.push(BuildStep::Copy {
             from: from.to_owned(),
             to,
         });

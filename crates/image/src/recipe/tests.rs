@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 
 fn refused(text: &str) -> (usize, String) {
-    let BadRecipe { line, what } = Recipe::parse(text).expect_err(text);
+    let RecipeError { line, what } = Recipe::parse(text).expect_err(text);
     (line, what)
 }
 
@@ -10,7 +10,7 @@ fn refused(text: &str) -> (usize, String) {
 fn every_recipe_of_ours_is_read_and_declares_what_it_is() {
     for profile in ImageProfile::ALL {
         let recipe =
-            Recipe::parse(of_profile(profile)).unwrap_or_else(|bad| panic!("{profile:?}: {bad}"));
+            Recipe::parse(for_profile(profile)).unwrap_or_else(|bad| panic!("{profile:?}: {bad}"));
         assert!(
             ImageProfile::declared(&recipe.config).contains(&profile),
             "{profile:?}"
@@ -51,13 +51,13 @@ ENTRYPOINT [\"tool.sh\", \"-x\"]
         "A=1".to_owned(),
         "B=two words".to_owned(),
     ];
-    let run = Step::Run {
+    let run = BuildStep::Run {
         script: "apt-get update && apt-get install -y jq".to_owned(),
         folder: "/".to_owned(),
         env: env.clone(),
         arguments: vec!["PIP_INDEX_URL".to_owned()],
     };
-    let copy = Step::Copy {
+    let copy = BuildStep::Copy {
         from: "tool.sh".to_owned(),
         to: "/usr/local/bin/tool.sh".to_owned(),
     };
@@ -68,7 +68,7 @@ ENTRYPOINT [\"tool.sh\", \"-x\"]
         working_dir: "/workspace".to_owned(),
         ..ImageConfig::default()
     };
-    let steps = vec![run, copy, Step::Folder("/workspace".to_owned())];
+    let steps = vec![run, copy, BuildStep::Folder("/workspace".to_owned())];
     let arguments = vec!["PIP_INDEX_URL".to_owned()];
     assert_eq!(
         Recipe::parse(text),
@@ -82,7 +82,7 @@ ENTRYPOINT [\"tool.sh\", \"-x\"]
 
 #[test]
 fn a_recipe_that_starts_from_a_profile_goes_on_where_that_ends() {
-    let base = Recipe::parse(of_profile(ImageProfile::BaseTools)).unwrap();
+    let base = Recipe::parse(for_profile(ImageProfile::BaseTools)).unwrap();
     let more =
         Recipe::parse("FROM base-tools\nENV X=1\nUSER root\nRUN echo more\nUSER 1000:1000\n");
     let more = more.unwrap();
@@ -101,7 +101,7 @@ fn what_is_not_known_is_refused_by_name_and_line() {
     let cases = [
         ("RUN true\n", 1, "begins with FROM"),
         ("", 1, "no instruction"),
-        ("FROM alpine\n", 1, "`alpine` cannot be had here"),
+        ("FROM alpine\n", 1, "`alpine` is not available here"),
         ("# escape=`\nFROM base-tools\n", 1, "directive `escape`"),
         (
             &format!("{from}HEALTHCHECK NONE\n"),
@@ -142,7 +142,7 @@ fn what_is_not_known_is_refused_by_name_and_line() {
         (&format!("{from}ENV A\n"), 2, "NAME=VALUE"),
         (&format!("{from}CMD echo x\n"), 2, "JSON list"),
         (&format!("{from}ARG A=1\n"), 2, "ARG NAME"),
-        (&format!("{from}RUN true \\\n"), 2, "to be continued"),
+        (&format!("{from}RUN true \\\n"), 2, "no line follows"),
         (&format!("{from}RUN\n"), 2, "says nothing"),
         (&format!("{from}RUN echo \x1b[2J\n"), 2, "control character"),
     ];
@@ -160,8 +160,9 @@ proptest! {
     fn whatever_is_read_leads_nowhere_outside(text in "(FROM base-tools\n)?((RUN|COPY|ENV|WORKDIR|LABEL|#) [a-z./=\"$ \\\\]{0,30}\n){0,6}") {
         if let Ok(recipe) = Recipe::parse(&text) {
             for step in recipe.steps {
-                if let Step::Copy { from, to } = step {
-                    let (outside, both) = (from.starts_with('/'), format!("/{from}/{to}/"));
+                if let BuildStep::Copy { from, to } = step {
+                    let outside = from.starts_with('/');
+                    let both = format!("/{from}/{to}/");
                     prop_assert!(!outside && !both.contains("/../"));
                 }
             }

@@ -1,13 +1,13 @@
-//! Proving who we are: name and password, or a token from the server that the registry names. A token is asked for
-//! pulling this one repository and nothing else, whatever the registry would like us to ask for.
+//! Authentication: name and password, or a token from the server that the registry names. The token
+//! is requested for pulling this one repository only, whatever scope the registry suggests.
 
 use super::{
     challenge::{self, Challenge},
     client::Client,
     credentials::Credentials,
     error::PullError,
-    patience::{Body, Trouble},
-    secret::{self, Secret},
+    secret::{self, RegistrySecret},
+    timeouts::{AttemptError, TimedBody},
 };
 use reqwest::{
     Response, StatusCode, Url,
@@ -15,53 +15,58 @@ use reqwest::{
 };
 use serde::Deserialize;
 
-/// The most bytes of a token server's answer.
-const LARGEST_TOKEN: u64 = 256 << 10;
+/// Maximum bytes of a token server's response.
+const MAX_TOKEN_BYTES: u64 = 256 << 10;
 
-/// The value of `Authorization` that answers a 401.
+/// The value of `Authorization` that answers a 401 response.
 pub(super) async fn answer(
     client: &Client,
     response: &Response,
     what: &str,
-) -> Result<HeaderValue, Trouble> {
+) -> Result<HeaderValue, AttemptError> {
     let headers = response.headers().get_all(WWW_AUTHENTICATE);
-    let asked: Vec<_> = headers
+    let requested: Vec<_> = headers
         .iter()
         .filter_map(|header| header.to_str().ok())
         .flat_map(challenge::parse)
         .collect();
-    let bearer = asked.iter().find_map(|challenge| match challenge {
+    let bearer = requested.iter().find_map(|challenge| match challenge {
         Challenge::Bearer { realm, service } => Some((realm, service.as_deref())),
         Challenge::Basic => None,
     });
     match (bearer, &client.credentials) {
         (Some((realm, service)), _) => token(client, response.url(), realm, service, what).await,
         (None, Some(Credentials::Password { user, password }))
-            if asked.contains(&Challenge::Basic) =>
+            if requested.contains(&Challenge::Basic) =>
         {
             Ok(basic(user, password)
-                .ok_or_else(|| denied(client, what, ": the credentials have odd characters"))?)
+                .ok_or_else(|| denied(client, what, ": the credentials have invalid characters"))?)
         }
-        (None, _) if asked.contains(&Challenge::Basic) => Err(denied(
+        (None, _) if requested.contains(&Challenge::Basic) => Err(denied(
             client,
             what,
-            ": it asks for a name and a password, and none are known",
+            ": it requires a name and a password, and none are configured",
         )
         .into()),
-        (None, _) => Err(denied(client, what, ": it asks for what is not known here").into()),
+        (None, _) => Err(denied(
+            client,
+            what,
+            ": it requires an unsupported authentication scheme",
+        )
+        .into()),
     }
 }
 
-/// Gets a token that is good for pulling this repository.
+/// Requests a token for pulling this repository.
 async fn token(
     client: &Client,
     from: &Url,
     realm: &str,
     service: Option<&str>,
     what: &str,
-) -> Result<HeaderValue, Trouble> {
+) -> Result<HeaderValue, AttemptError> {
     let mut url = Url::parse(realm)
-        .map_err(|_| client.protocol(from, what, "the address of its token server is none"))?;
+        .map_err(|_| client.protocol(from, what, "the address of its token server is invalid"))?;
     client.check_next(from, &url, "a token")?;
     let scope = format!("repository:{}:pull", client.name.repository());
     let request = match &client.credentials {
@@ -74,8 +79,8 @@ async fn token(
                 .body(form)
         }
         Some(Credentials::Password { user, password }) => {
-            let proof =
-                basic(user, password).ok_or_else(|| denied(client, what, ": odd credentials"))?;
+            let proof = basic(user, password)
+                .ok_or_else(|| denied(client, what, ": the credentials have invalid characters"))?;
             url.query_pairs_mut()
                 .extend_pairs(query(service, &scope))
                 .append_pair("account", user);
@@ -100,8 +105,8 @@ fn query<'q>(service: Option<&'q str>, scope: &'q str) -> impl Iterator<Item = (
         .chain([("scope", scope)])
 }
 
-fn refresh_form(token: &Secret, service: Option<&str>, scope: &str) -> String {
-    // An address only because it knows how forms are written.
+fn refresh_form(token: &RegistrySecret, service: Option<&str>, scope: &str) -> String {
+    // `Url` is used only to encode the form.
     let Ok(mut form) = Url::parse("form:") else {
         return String::new();
     };
@@ -116,46 +121,46 @@ fn refresh_form(token: &Secret, service: Option<&str>, scope: &str) -> String {
     form.query().unwrap_or_default().to_owned()
 }
 
-async fn read(client: &Client, response: Response) -> Result<HeaderValue, Trouble> {
+async fn read(client: &Client, response: Response) -> Result<HeaderValue, AttemptError> {
     #[derive(Deserialize)]
-    struct Answer {
+    struct HelperResponse {
         token: Option<String>,
         access_token: Option<String>,
     }
     let from = response.url().clone();
-    let bytes = Body::new(response, &client.patience)
-        .all(LARGEST_TOKEN)
+    let bytes = TimedBody::new(response, &client.timeouts)
+        .all(MAX_TOKEN_BYTES)
         .await?;
-    // Not the reason why it cannot be read: that could quote it.
-    let answer: Option<Answer> = serde_json::from_slice(&bytes).ok();
+    // The parse error is dropped: it could quote the token.
+    let answer: Option<HelperResponse> = serde_json::from_slice(&bytes).ok();
     let token = answer
         .and_then(|answer| answer.token.or(answer.access_token))
         .filter(|token| !token.is_empty());
     let value = token.and_then(|token| sensitive(&format!("Bearer {token}")));
     value.ok_or_else(|| {
         client
-            .protocol(&from, "a token", "there is none in the answer")
+            .protocol(&from, "a token", "the response contains none")
             .into()
     })
 }
 
-fn basic(user: &str, password: &Secret) -> Option<HeaderValue> {
+fn basic(user: &str, password: &RegistrySecret) -> Option<HeaderValue> {
     let both = format!("{user}:{}", password.expose());
     sensitive(&format!("Basic {}", secret::encode(both.as_bytes())))
 }
 
-/// A header that is not shown in debug output.
+/// A header value that debug output does not show.
 fn sensitive(text: &str) -> Option<HeaderValue> {
     let mut value = HeaderValue::from_str(text).ok()?;
     value.set_sensitive(true);
     Some(value)
 }
 
-fn denied(client: &Client, what: &str, told: &str) -> PullError {
+fn denied(client: &Client, what: &str, reason: &str) -> PullError {
     let registry = client.name.registry().to_owned();
     PullError::Denied {
         registry,
         what: what.to_owned(),
-        told: told.to_owned(),
+        reason: reason.to_owned(),
     }
 }

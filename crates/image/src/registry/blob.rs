@@ -1,12 +1,12 @@
-//! One blob from the registry to the disk: hashed and counted as it comes, gone on with where it broke off, and given
-//! its name only if both are right.
+//! Downloads one blob to disk: hashed and counted as it comes, resumed after interruptions, and
+//! given its final name only if digest and size are right.
 
 use super::{
-    Event, Watcher,
+    PullEvent, PullObserver,
     client::{self, Client},
     error::PullError,
     layout::Layout,
-    patience::{Attempts, Body, Trouble},
+    timeouts::{AttemptError, RetryState, TimedBody},
 };
 use crate::document::Descriptor;
 use reqwest::{
@@ -17,12 +17,12 @@ use sha2::{Digest as _, Sha256};
 use spec::Digest;
 use std::{fs::File, io::Write};
 
-/// After so many bytes without a failure the earlier ones are forgiven. Large enough that a blob of the largest size
-/// cannot be drawn out for ever.
-const FORGIVING: u64 = 16 << 20;
+/// Progress that resets the count of failed attempts. Large enough that a blob of the maximum size
+/// cannot be delayed for ever.
+const FORGIVE_AFTER_BYTES: u64 = 16 << 20;
 
-/// What has come of a blob so far.
-struct Part<'b> {
+/// A partially downloaded blob.
+struct BlobDownload<'b> {
     blob: &'b Descriptor,
     file: File,
     hash: Sha256,
@@ -34,51 +34,51 @@ pub(super) async fn fetch(
     client: &Client,
     layout: &Layout,
     blob: &Descriptor,
-    watcher: &Watcher,
+    observer: &PullObserver,
 ) -> Result<(), PullError> {
     let file = layout
-        .part(&blob.digest)
-        .map_err(|error| PullError::local(keeping(blob), error))?;
-    let mut part = Part {
+        .create_partial(&blob.digest)
+        .map_err(|error| PullError::local(storing(blob), error))?;
+    let mut download = BlobDownload {
         blob,
         file,
         hash: Sha256::new(),
         received: 0,
     };
     let url = client.url(&format!("blobs/{}", blob.digest))?;
-    let mut attempts = Attempts::new(&client.patience);
-    while part.received < blob.size {
-        let before = part.received;
-        if let Err(trouble) = part.go_on(client, &url, watcher).await {
-            if part.received.saturating_sub(before) >= FORGIVING {
-                attempts.forgive();
+    let mut retries = RetryState::new(&client.timeouts);
+    while download.received < blob.size {
+        let before = download.received;
+        if let Err(error) = download.resume(client, &url, observer).await {
+            if download.received.saturating_sub(before) >= FORGIVE_AFTER_BYTES {
+                retries.reset();
             }
-            attempts.after(trouble).await?;
+            retries.wait_after(error).await?;
         }
     }
-    part.check()?;
+    download.check()?;
     layout
-        .keep(&blob.digest)
-        .map_err(|error| PullError::local(keeping(blob), error))?;
-    watcher(Event::Blob {
+        .finish_blob(&blob.digest)
+        .map_err(|error| PullError::local(storing(blob), error))?;
+    observer(PullEvent::Blob {
         digest: blob.digest.clone(),
         size: blob.size,
     });
     Ok(())
 }
 
-fn keeping(blob: &Descriptor) -> String {
+fn storing(blob: &Descriptor) -> String {
     format!("keep blob {}", blob.digest)
 }
 
-impl Part<'_> {
-    /// One request, for what is missing.
-    async fn go_on(
+impl BlobDownload<'_> {
+    /// Sends one request for the missing bytes.
+    async fn resume(
         &mut self,
         client: &Client,
         url: &Url,
-        watcher: &Watcher,
-    ) -> Result<(), Trouble> {
+        observer: &PullObserver,
+    ) -> Result<(), AttemptError> {
         let mut headers = HeaderMap::new();
         if self.received > 0
             && let Ok(range) = HeaderValue::from_str(&format!("bytes={}-", self.received))
@@ -88,25 +88,31 @@ impl Part<'_> {
         let response = client
             .get(url, &headers, &format!("blob {}", self.blob.digest))
             .await?;
-        self.begin(&response, watcher)?;
-        let mut body = Body::new(response, &client.patience);
+        self.check_response(&response, observer)?;
+        let mut body = TimedBody::new(response, &client.timeouts);
         while let Some(bytes) = body.next().await? {
             self.take(bytes.as_ref())?;
-            watcher(Event::Received(bytes.as_ref().len() as u64));
+            observer(PullEvent::Received(bytes.as_ref().len() as u64));
         }
-        match self.received == self.blob.size {
-            true => Ok(()),
-            false => Err(Trouble::passing(PullError::BrokenOff {
+        if self.received == self.blob.size {
+            Ok(())
+        } else {
+            Err(AttemptError::transient(PullError::Interrupted {
                 host: client::host(url),
                 what: format!("blob {}", self.blob.digest),
                 why: format!("{} of {} bytes came", self.received, self.blob.size),
-            })),
+            }))
         }
     }
 
-    /// Whether what is about to come is the rest, the whole once more, or something else.
-    fn begin(&mut self, response: &Response, watcher: &Watcher) -> Result<(), Trouble> {
-        let refused = |why: String| Trouble::Final(PullError::corrupt(&self.blob.digest, why));
+    /// Decides whether the response is the missing range, the whole blob again, or something else.
+    fn check_response(
+        &mut self,
+        response: &Response,
+        observer: &PullObserver,
+    ) -> Result<(), AttemptError> {
+        let refused =
+            |why: String| AttemptError::Permanent(PullError::corrupt(&self.blob.digest, why));
         if response.status() == StatusCode::PARTIAL_CONTENT {
             let range = response
                 .headers()
@@ -114,9 +120,7 @@ impl Part<'_> {
                 .and_then(|value| value.to_str().ok());
             return match range.and_then(first_byte) {
                 Some(first) if first == self.received && first > 0 => Ok(()),
-                _ => Err(refused(
-                    "another part of it came than was asked for".to_owned(),
-                )),
+                _ => Err(refused("it is not the requested range".to_owned())),
             };
         }
         if let Some(size) = response
@@ -128,22 +132,22 @@ impl Part<'_> {
                 self.blob.size
             )));
         }
-        self.restart(watcher)
-            .map_err(|error| Trouble::Final(PullError::local(keeping(self.blob), error)))
+        self.restart(observer)
+            .map_err(|error| AttemptError::Permanent(PullError::local(storing(self.blob), error)))
     }
 
-    fn restart(&mut self, watcher: &Watcher) -> std::io::Result<()> {
+    fn restart(&mut self, observer: &PullObserver) -> std::io::Result<()> {
         if self.received > 0 {
             rustix::fs::ftruncate(&self.file, 0)?;
             rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Start(0))?;
-            watcher(Event::Lost(self.received));
+            observer(PullEvent::Lost(self.received));
             (self.hash, self.received) = (Sha256::new(), 0);
         }
         Ok(())
     }
 
-    /// To the page cache, in small pieces: not worth a thread.
-    fn take(&mut self, bytes: &[u8]) -> Result<(), Trouble> {
+    /// Writes go to the page cache in small pieces, so no blocking thread is needed.
+    fn take(&mut self, bytes: &[u8]) -> Result<(), AttemptError> {
         let received = self.received + bytes.len() as u64;
         if received > self.blob.size {
             let why = format!("more than its {} bytes came", self.blob.size);
@@ -152,19 +156,20 @@ impl Part<'_> {
         self.hash.update(bytes);
         self.file
             .write_all(bytes)
-            .map_err(|error| PullError::local(keeping(self.blob), error))?;
+            .map_err(|error| PullError::local(storing(self.blob), error))?;
         self.received = received;
         Ok(())
     }
 
     fn check(self) -> Result<(), PullError> {
         let found = hexadecimal(&self.hash.finalize());
-        match found == self.blob.digest.hex() {
-            true => Ok(()),
-            false => Err(PullError::corrupt(
+        if found == self.blob.digest.hex() {
+            Ok(())
+        } else {
+            Err(PullError::corrupt(
                 &self.blob.digest,
-                format!("it hashes to sha256:{found}"),
-            )),
+                format!("its digest is sha256:{found}"),
+            ))
         }
     }
 }
@@ -180,7 +185,7 @@ fn first_byte(range: &str) -> Option<u64> {
         .ok()
 }
 
-/// The digest of some bytes.
+/// Digest of bytes.
 pub(super) fn digest_of(bytes: &[u8]) -> Option<Digest> {
     Digest::new(&format!("sha256:{}", hexadecimal(&Sha256::digest(bytes))))
 }

@@ -1,22 +1,23 @@
-//! What a registry asks for in `WWW-Authenticate`. Read strictly: a header that is not well-formed asks for nothing.
+//! Parser for `WWW-Authenticate`. Strict: a malformed header contains no challenges.
 
-/// One way to prove who asks.
+/// An authentication scheme.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Challenge {
     /// Name and password with every request.
     Basic,
-    /// A token from `realm`. The scope it names is not kept: we ask for what we need, not for what we are told to.
+    /// A token from `realm`. The suggested scope is ignored: the client requests only what it
+    /// needs.
     Bearer {
-        /// Where tokens are had.
+        /// URL of the token server.
         realm: String,
-        /// For whom.
+        /// Service name for the token server.
         service: Option<String>,
     },
 }
 
-/// The challenges of one header that we can answer. Other schemes are passed over.
+/// The supported challenges of one header; other schemes are ignored.
 pub fn parse(header: &str) -> Vec<Challenge> {
-    let mut reader = Reader { rest: header };
+    let mut reader = HeaderReader { rest: header };
     let mut schemes: Vec<Scheme<'_>> = Vec::new();
     while !reader.at_end() {
         if reader.scheme_or_parameter(&mut schemes).is_none() {
@@ -52,18 +53,19 @@ impl Scheme<'_> {
     }
 }
 
-/// What is left of the header.
-struct Reader<'h> {
+/// The rest of the header.
+struct HeaderReader<'h> {
     rest: &'h str,
 }
 
-impl<'h> Reader<'h> {
+impl<'h> HeaderReader<'h> {
     fn at_end(&mut self) -> bool {
         self.rest = self.rest.trim_start_matches([' ', '\t', ',']);
         self.rest.is_empty()
     }
 
-    /// A word with `=` behind it belongs to the scheme before, any other word is the next scheme.
+    /// A word followed by `=` is a parameter of the current scheme; any other word starts the next
+    /// scheme.
     fn scheme_or_parameter(&mut self, schemes: &mut Vec<Scheme<'h>>) -> Option<()> {
         let word = self.token()?;
         let Some(value) = self.rest.trim_start_matches([' ', '\t']).strip_prefix('=') else {
@@ -78,7 +80,7 @@ impl<'h> Reader<'h> {
         let value = self.value()?;
         let parameters = &mut schemes.last_mut()?.parameters;
         let name = word.to_ascii_lowercase();
-        // Said twice, nobody knows which one is meant.
+        // A repeated parameter is ambiguous.
         if parameters.iter().any(|(known, _)| *known == name) {
             return None;
         }
@@ -94,7 +96,7 @@ impl<'h> Reader<'h> {
         (!token.is_empty()).then_some(token)
     }
 
-    /// A token, or any text in quotes; a parameter ends at a comma, or with the header.
+    /// A token or a quoted string; a parameter ends at a comma or at the end of the header.
     fn value(&mut self) -> Option<String> {
         let value = match self.rest.strip_prefix('"') {
             Some(rest) => {
@@ -108,7 +110,8 @@ impl<'h> Reader<'h> {
     }
 
     fn quoted(&mut self) -> Option<String> {
-        let (mut value, mut escaped) = (String::new(), false);
+        let mut value = String::new();
+        let mut escaped = false;
         for (at, character) in self.rest.char_indices() {
             match character {
                 _ if escaped => {

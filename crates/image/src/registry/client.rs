@@ -1,11 +1,11 @@
-//! Talking to one registry about one repository: over TLS unless it is on this machine, with credentials for it alone,
-//! along few redirects, and with a bound on every wait.
+//! HTTP client for one repository of one registry: TLS except on loopback, credentials for this
+//! registry only, few redirects, and a timeout on every wait.
 
 use super::{
     auth,
     credentials::Credentials,
     error::PullError,
-    patience::{Body, Patience, Trouble},
+    timeouts::{AttemptError, RegistryTimeouts, TimedBody},
 };
 use reqwest::{
     Response, StatusCode, Url,
@@ -22,23 +22,23 @@ use std::{
 };
 use tokio::time::timeout;
 
-/// The most redirects on the way to one answer.
-const MOST_REDIRECTS: usize = 5;
-/// How much of a registry's reason is read.
-const LARGEST_REASON: u64 = 16 << 10;
-/// Where the API of the default registry is served.
-const DOCKER_HUB: &str = "registry-1.docker.io";
+/// Maximum redirects for one response.
+const MAX_REDIRECTS: usize = 5;
+/// Maximum bytes read of an error response.
+const MAX_REASON_BYTES: u64 = 16 << 10;
+/// API host of the default registry.
+const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
 
-/// How a registry may be reached.
+/// Allowed transport to a registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// Over TLS; a registry on a loopback address may do without.
+    /// TLS; a registry on a loopback address may use plain HTTP.
     Secure,
-    /// Over plain http, wherever it is.
+    /// Plain HTTP, at any address.
     PlainHttp,
 }
 
-/// One registry, one repository.
+/// A client for one repository.
 pub(super) struct Client {
     pub(super) http: reqwest::Client,
     /// `https://HOST/v2/REPOSITORY/`
@@ -47,19 +47,21 @@ pub(super) struct Client {
     transport: Transport,
     pub(super) credentials: Option<Credentials>,
     authorization: Mutex<Option<HeaderValue>>,
-    pub(super) patience: Patience,
+    pub(super) timeouts: RegistryTimeouts,
 }
 
 impl Client {
-    /// Finds out how the registry is spoken to. Whether it has the image is not asked yet.
+    /// Determines the transport. Whether the image exists is not checked yet.
     pub(super) async fn connect(
         name: &ImageRef,
         transport: Transport,
         credentials: Option<Credentials>,
-        patience: Patience,
+        timeouts: RegistryTimeouts,
     ) -> Result<Client, PullError> {
-        let (http, base_url) = (http(&patience)?, base(name, "https")?);
-        let (name, authorization) = (name.clone(), Mutex::new(None));
+        let http = http(&timeouts)?;
+        let base_url = base(name, "https")?;
+        let name = name.clone();
+        let authorization = Mutex::new(None);
         let mut client = Client {
             http,
             base: base_url,
@@ -67,7 +69,7 @@ impl Client {
             transport,
             credentials,
             authorization,
-            patience,
+            timeouts,
         };
         let plain = match transport {
             Transport::PlainHttp => true,
@@ -79,10 +81,11 @@ impl Client {
         Ok(client)
     }
 
-    /// Whether TLS is spoken there. A certificate that is not trusted is TLS, too: that must never lead to plain http.
+    /// Whether the server speaks TLS. An untrusted certificate counts as TLS: it must never lead to
+    /// plain HTTP.
     async fn speaks_tls(&self) -> bool {
         let Ok(Err(error)) =
-            timeout(self.patience.idle, self.http.get(self.base.clone()).send()).await
+            timeout(self.timeouts.idle, self.http.get(self.base.clone()).send()).await
         else {
             return true;
         };
@@ -95,7 +98,7 @@ impl Client {
         })
     }
 
-    /// The address of something in the repository.
+    /// URL of a path in the repository.
     pub(super) fn url(&self, path: &str) -> Result<Url, PullError> {
         self.base
             .join(path)
@@ -105,13 +108,13 @@ impl Client {
             })
     }
 
-    /// One try to get something: with what is asked for to prove who we are, and along redirects.
+    /// One attempt of a GET request, with authentication if requested, following redirects.
     pub(super) async fn get(
         &self,
         url: &Url,
         headers: &HeaderMap,
         what: &str,
-    ) -> Result<Response, Trouble> {
+    ) -> Result<Response, AttemptError> {
         let response = self.follow(url, headers, what).await?;
         let response = match response.status() {
             StatusCode::UNAUTHORIZED if self.is_home(response.url()) => {
@@ -135,11 +138,11 @@ impl Client {
         url: &Url,
         headers: &HeaderMap,
         what: &str,
-    ) -> Result<Response, Trouble> {
+    ) -> Result<Response, AttemptError> {
         let mut url = url.clone();
-        for _ in 0..=MOST_REDIRECTS {
+        for _ in 0..=MAX_REDIRECTS {
             let mut request = self.http.get(url.clone()).headers(headers.clone());
-            // What proves who we are is for the registry, and for nobody it sends us to.
+            // Credentials are sent to the registry only, not to hosts that it redirects to.
             if self.is_home(&url) {
                 let known = self
                     .authorization
@@ -160,23 +163,23 @@ impl Client {
             .protocol(
                 &url,
                 what,
-                format!("it redirects more than {MOST_REDIRECTS} times"),
+                format!("it redirects more than {MAX_REDIRECTS} times"),
             )
             .into())
     }
 
-    /// Sends a request; the answer must begin in time.
+    /// Sends a request; the response headers must arrive before the timeout.
     pub(super) async fn send(
         &self,
         request: reqwest::RequestBuilder,
         url: &Url,
-    ) -> Result<Response, Trouble> {
-        match timeout(self.patience.idle, request.send()).await {
+    ) -> Result<Response, AttemptError> {
+        match timeout(self.timeouts.idle, request.send()).await {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => Err(unreachable(&error, url)),
             Err(_) => {
-                let why = format!("no answer within {} s", self.patience.idle.as_secs_f32());
-                Err(Trouble::passing(PullError::Unreachable {
+                let why = format!("no response within {} s", self.timeouts.idle.as_secs_f32());
+                Err(AttemptError::transient(PullError::Unreachable {
                     host: host(url),
                     why,
                 }))
@@ -190,13 +193,13 @@ impl Client {
             .get(LOCATION)
             .and_then(|value| value.to_str().ok());
         let Some(to) = location.and_then(|location| from.join(location).ok()) else {
-            return Err(self.protocol(from, what, "it redirects to nowhere"));
+            return Err(self.protocol(from, what, "its redirect has no valid address"));
         };
         self.check_next(from, &to, what)?;
         Ok(to)
     }
 
-    /// Whether `from` may send us to `to`.
+    /// Checks a redirect or token server from `from` to `to`.
     pub(super) fn check_next(&self, from: &Url, to: &Url, what: &str) -> Result<(), PullError> {
         let refused =
             |why: &str| Err(self.protocol(from, what, format!("it leads to {}, {why}", shown(to))));
@@ -205,7 +208,8 @@ impl Client {
             _ if !to.username().is_empty() || to.password().is_some() => {
                 refused("with credentials in it")
             }
-            // Services of this machine trust whoever can reach them; a stranger must not borrow our reach.
+            // Services of this machine trust local clients; a remote server must not use us to
+            // reach them.
             _ if is_this_machine(to) && !is_this_machine(&self.base) => {
                 refused("which is on this machine")
             }
@@ -220,29 +224,31 @@ impl Client {
         url.origin() == self.base.origin()
     }
 
-    /// What an answer that is not the wanted one means.
-    pub(super) async fn refusal(&self, response: Response, what: &str) -> Trouble {
-        let (status, from) = (response.status(), response.url().clone());
+    /// Converts an error response.
+    pub(super) async fn refusal(&self, response: Response, what: &str) -> AttemptError {
+        let status = response.status();
+        let from = response.url().clone();
         let wait = response
             .headers()
             .get(RETRY_AFTER)
             .and_then(|value| value.to_str().ok()?.parse().ok());
-        let (registry, what) = (self.name.registry().to_owned(), what.to_owned());
-        let told = reason(response, &self.patience).await;
+        let registry = self.name.registry().to_owned();
+        let what = what.to_owned();
+        let reason = reason(response, &self.timeouts).await;
         match status.as_u16() {
             401 | 403 => PullError::Denied {
                 registry,
                 what,
-                told,
+                reason,
             }
             .into(),
             404 => PullError::Missing { registry, what }.into(),
-            passing @ (408 | 429 | 500 | 502 | 503 | 504) => Trouble::Passing {
+            transient @ (408 | 429 | 500 | 502 | 503 | 504) => AttemptError::Transient {
                 error: PullError::Status {
                     host: host(&from),
-                    status: passing,
+                    status: transient,
                     what,
-                    told,
+                    reason,
                 },
                 wait: wait.map(Duration::from_secs),
             },
@@ -250,7 +256,7 @@ impl Client {
                 host: host(&from),
                 status,
                 what,
-                told,
+                reason,
             }
             .into(),
         }
@@ -265,19 +271,19 @@ impl Client {
     }
 }
 
-/// A client that does nothing by itself: no proxies, no redirects, no retries, no referer.
-fn http(patience: &Patience) -> Result<reqwest::Client, PullError> {
-    // The one provider of cryptography; that somebody has installed it before is as good.
+/// An HTTP client without proxies, redirects, retries or referer.
+fn http(timeouts: &RegistryTimeouts) -> Result<reqwest::Client, PullError> {
+    // Installs the TLS provider; it may be installed already.
     _ = rustls::crypto::ring::default_provider().install_default();
     let builder = reqwest::Client::builder()
         .user_agent(concat!("airlock/", env!("CARGO_PKG_VERSION")))
         .redirect(reqwest::redirect::Policy::none())
         .retry(reqwest::retry::never())
-        .connect_timeout(patience.connect)
+        .connect_timeout(timeouts.connect)
         .referer(false)
         .no_proxy();
     builder.build().map_err(|error| {
-        let source = io::Error::other(deepest(&error));
+        let source = io::Error::other(root_cause(&error));
         PullError::local(
             "prepare TLS with the certificate authorities of this system",
             source,
@@ -287,7 +293,7 @@ fn http(patience: &Patience) -> Result<reqwest::Client, PullError> {
 
 fn base(name: &ImageRef, scheme: &str) -> Result<Url, PullError> {
     let host = match name.registry() {
-        DEFAULT_REGISTRY => DOCKER_HUB,
+        DEFAULT_REGISTRY => DOCKER_HUB_HOST,
         other => other,
     };
     let parsed = Url::parse(&format!("{scheme}://{host}/v2/{}/", name.repository()));
@@ -297,14 +303,14 @@ fn base(name: &ImageRef, scheme: &str) -> Result<Url, PullError> {
     })
 }
 
-/// Whether what is sent there never leaves this machine, by address or by the one name that is reserved for it.
+/// Whether the address is loopback, by number or by the reserved name `localhost`.
 fn is_loopback(url: &Url) -> bool {
     address(url).map_or(url.host_str() == Some("localhost"), |address| {
         address.is_loopback()
     })
 }
 
-/// The same, and the address that means any of ours.
+/// Also includes the unspecified address, which reaches this machine.
 fn is_this_machine(url: &Url) -> bool {
     is_loopback(url) || address(url).is_some_and(|address| address.is_unspecified())
 }
@@ -328,13 +334,13 @@ pub(super) fn host(url: &Url) -> String {
     format!("{}{port}", url.host_str().unwrap_or_default())
 }
 
-/// Where it is, without what may be a secret: queries are signatures often enough.
+/// The URL without its path and query, which may contain signatures.
 fn shown(url: &Url) -> String {
     format!("{}://{}", url.scheme(), host(url))
 }
 
-/// What the registry gives as its reason, as `: WORDS`, or nothing.
-async fn reason(response: Response, patience: &Patience) -> String {
+/// The registry's error message as `: MESSAGE`, or nothing.
+async fn reason(response: Response, timeouts: &RegistryTimeouts) -> String {
     #[derive(Deserialize)]
     struct Reasons {
         errors: Vec<Reason>,
@@ -350,7 +356,10 @@ async fn reason(response: Response, patience: &Patience) -> String {
     if !json {
         return String::new();
     }
-    let Ok(bytes) = Body::new(response, patience).all(LARGEST_REASON).await else {
+    let Ok(bytes) = TimedBody::new(response, timeouts)
+        .all(MAX_REASON_BYTES)
+        .await
+    else {
         return String::new();
     };
     let reasons = serde_json::from_slice(&bytes)
@@ -362,8 +371,9 @@ async fn reason(response: Response, patience: &Patience) -> String {
     }
 }
 
-fn unreachable(error: &reqwest::Error, url: &Url) -> Trouble {
-    let (host, why) = (host(url), deepest(error));
+fn unreachable(error: &reqwest::Error, url: &Url) -> AttemptError {
+    let host = host(url);
+    let why = root_cause(error);
     let tls = causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>());
     match tls {
         Some(rustls::Error::InvalidMessage(_)) => PullError::PlainHttp { host }.into(),
@@ -373,11 +383,11 @@ fn unreachable(error: &reqwest::Error, url: &Url) -> Trouble {
         }
         .into(),
         None if error.is_dns() => PullError::Unreachable { host, why }.into(),
-        None => Trouble::passing(PullError::Unreachable { host, why }),
+        None => AttemptError::transient(PullError::Unreachable { host, why }),
     }
 }
 
-/// An error and everything that led to it, also what `io::Error` carries inside.
+/// An error and all its causes, including those wrapped in `io::Error`.
 fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
     std::iter::successors(Some(error), |&error| {
         let inside = error
@@ -389,8 +399,8 @@ fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn
     })
 }
 
-/// The words of the first cause: those above it only say that something failed, and where.
-pub(super) fn deepest(error: &(dyn Error + 'static)) -> String {
+/// Message of the root cause: the errors above it add no detail.
+pub(super) fn root_cause(error: &(dyn Error + 'static)) -> String {
     causes(error)
         .last()
         .map(|cause| cause.to_string().chars().take(300).collect())
@@ -447,15 +457,15 @@ mod tests {
     async fn nobody_leads_us_to_plain_http_or_into_this_machine_from_outside() {
         let client = |transport, scheme| {
             let name: ImageRef = "r.example/x".parse().unwrap();
-            let patience = Patience::default();
+            let timeouts = RegistryTimeouts::default();
             Client {
-                http: http(&patience).unwrap(),
+                http: http(&timeouts).unwrap(),
                 base: base(&name, scheme).unwrap(),
                 name,
                 transport,
                 credentials: None,
                 authorization: Mutex::new(None),
-                patience,
+                timeouts,
             }
         };
         let may = |client: &Client, to: &str| {

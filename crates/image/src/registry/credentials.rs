@@ -1,7 +1,7 @@
-//! Credentials as Docker and Podman keep them: `auths` in a JSON file, or programs that are asked
-//! (`credHelpers`, `credsStore`). Which files there are is for the caller to say.
+//! Credentials in the files of Docker and Podman: `auths` in JSON, or credential helper programs
+//! (`credHelpers`, `credsStore`). The caller names the files.
 
-use super::{helper, secret, secret::Secret};
+use super::{credential_helper, secret, secret::RegistrySecret};
 use serde::Deserialize;
 use spec::{DEFAULT_REGISTRY, ImageRef};
 use std::{
@@ -12,53 +12,62 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The most bytes of a file of credentials.
-const LARGEST_FILE: u64 = 1 << 20;
-/// What Docker calls the registry of names that have none.
-const DOCKER_HUB: &str = "https://index.docker.io/v1/";
+/// Maximum bytes of a credentials file.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+/// Docker's key for its default registry.
+const DOCKER_HUB_HOST: &str = "https://index.docker.io/v1/";
 
-/// Who we are to a registry.
+/// Credentials for a registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credentials {
-    /// A name and a password.
+    /// Name and password.
     Password {
         /// The name.
         user: String,
         /// The password, or a token in its place.
-        password: Secret,
+        password: RegistrySecret,
     },
-    /// A token that a token server takes for shorter ones.
-    Identity(Secret),
+    /// A refresh token, which a token server exchanges for access tokens.
+    Identity(RegistrySecret),
 }
 
-/// Where credentials are looked for.
+/// Sources of credentials.
 #[derive(Clone, Debug, Default)]
-pub struct Sources<'s> {
-    /// Files, the first that knows the registry wins. One that is not there is passed over.
+pub struct CredentialSources<'s> {
+    /// Files; the first that knows the registry wins. Missing files are skipped.
     pub files: Vec<PathBuf>,
-    /// Folders in which `docker-credential-NAME` is looked for, as in `PATH`.
+    /// Folders to search for `docker-credential-NAME`, as in `PATH`.
     pub search_path: Option<&'s OsStr>,
 }
 
-/// Why credentials could not be had. Nothing secret is in it.
+/// Why credentials could not be read. Contains no secrets.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages say it")]
 pub enum CredentialsError {
+    /// A credentials file cannot be read.
     #[error("cannot read `{}`: {why}", path.display())]
-    File { path: PathBuf, why: String },
+    File {
+        /// Path of the file.
+        path: PathBuf,
+        /// The reason.
+        why: String,
+    },
+    /// A credential helper failed.
     #[error("`docker-credential-{program}` gave no credentials for `{registry}`: {why}")]
     Helper {
+        /// Name of the helper.
         program: String,
+        /// The registry.
         registry: String,
+        /// The reason.
         why: String,
     },
 }
 
-/// A file as Docker and Podman write it; keys that are not ours are passed over.
+/// A credentials file of Docker or Podman; other keys are ignored.
 #[derive(Deserialize)]
-struct Kept {
+struct CredentialsFile {
     #[serde(default)]
-    auths: BTreeMap<String, Entry>,
+    auths: BTreeMap<String, AuthEntry>,
     #[serde(default, rename = "credHelpers")]
     helpers: BTreeMap<String, String>,
     #[serde(rename = "credsStore")]
@@ -67,17 +76,17 @@ struct Kept {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Entry {
+struct AuthEntry {
     auth: Option<String>,
     username: Option<String>,
     password: Option<String>,
     identitytoken: Option<String>,
 }
 
-/// Where one file says that the credentials are.
-enum Found {
+/// Where a file says that the credentials are.
+enum CredentialLookup {
     Here(Credentials),
-    /// A program knows; `certain` if it was named for this registry alone.
+    /// A helper program; `certain` if it was named for this registry alone.
     Helper {
         program: String,
         certain: bool,
@@ -85,23 +94,26 @@ enum Found {
     Nowhere,
 }
 
-impl Sources<'_> {
-    /// The credentials for the registry of an image, if anybody knows some.
+impl CredentialSources<'_> {
+    /// The credentials for the registry of an image, if any.
     pub async fn find(&self, name: &ImageRef) -> Result<Option<Credentials>, CredentialsError> {
         for path in &self.files {
             let Some(kept) = read(path)? else { continue };
             match kept.find(name) {
-                Found::Here(credentials) => return Ok(Some(credentials)),
-                Found::Helper { program, certain } => {
+                CredentialLookup::Here(credentials) => return Ok(Some(credentials)),
+                CredentialLookup::Helper { program, certain } => {
                     let asked =
-                        helper::ask(&program, server(name.registry()), self.search_path).await;
+                        credential_helper::ask(&program, server(name.registry()), self.search_path)
+                            .await;
                     match asked {
                         Ok(Some(credentials)) => return Ok(Some(credentials)),
                         Ok(None) => {}
-                        // A store for everything that is not installed here knows nothing about this registry.
-                        Err(helper::Trouble::Absent) if !certain => {}
+                        // A general store that is not installed here has no credentials for this
+                        // registry.
+                        Err(credential_helper::HelperError::Absent) if !certain => {}
                         Err(trouble) => {
-                            let (registry, why) = (name.registry().to_owned(), trouble.to_string());
+                            let registry = name.registry().to_owned();
+                            let why = trouble.to_string();
                             return Err(CredentialsError::Helper {
                                 program,
                                 registry,
@@ -110,15 +122,15 @@ impl Sources<'_> {
                         }
                     }
                 }
-                Found::Nowhere => {}
+                CredentialLookup::Nowhere => {}
             }
         }
         Ok(None)
     }
 }
 
-/// A file of credentials; none if there is no such file.
-fn read(path: &Path) -> Result<Option<Kept>, CredentialsError> {
+/// Reads a credentials file; `None` if it is absent.
+fn read(path: &Path) -> Result<Option<CredentialsFile>, CredentialsError> {
     let failed = |why: String| CredentialsError::File {
         path: path.to_owned(),
         why,
@@ -140,25 +152,25 @@ fn read(path: &Path) -> Result<Option<Kept>, CredentialsError> {
     }
     let mut text = Vec::new();
     let size = file
-        .take(LARGEST_FILE + 1)
+        .take(MAX_FILE_BYTES + 1)
         .read_to_end(&mut text)
         .map_err(|error| failed(error.to_string()))?;
-    if size as u64 > LARGEST_FILE {
+    if size as u64 > MAX_FILE_BYTES {
         return Err(failed("it is larger than 1 MiB".to_owned()));
     }
-    // The place of a mistake, not its text: that could be a password.
+    // Reports the position of a syntax error, not its text: that could be a password.
     let parsed = serde_json::from_slice(&text);
     parsed.map(Some).map_err(|error| {
         failed(format!(
-            "line {} column {} is not what Docker writes",
+            "line {} column {} is invalid",
             error.line(),
             error.column()
         ))
     })
 }
 
-impl Kept {
-    fn find(&self, name: &ImageRef) -> Found {
+impl CredentialsFile {
+    fn find(&self, name: &ImageRef) -> CredentialLookup {
         let registry = name.registry();
         let named = self
             .helpers
@@ -166,24 +178,24 @@ impl Kept {
             .find(|(key, _)| host(key) == registry)
             .map(|(_, program)| program);
         if let Some(program) = named {
-            return Found::Helper {
+            return CredentialLookup::Helper {
                 program: program.clone(),
                 certain: true,
             };
         }
         if let Some(program) = self.store.as_deref().filter(|program| !program.is_empty()) {
-            return Found::Helper {
+            return CredentialLookup::Helper {
                 program: program.to_owned(),
                 certain: false,
             };
         }
         self.entry(name)
-            .and_then(Entry::credentials)
-            .map_or(Found::Nowhere, Found::Here)
+            .and_then(AuthEntry::credentials)
+            .map_or(CredentialLookup::Nowhere, CredentialLookup::Here)
     }
 
-    /// The entry for the longest part of the name: Podman keeps some for `HOST/FOLDER`, too.
-    fn entry(&self, name: &ImageRef) -> Option<&Entry> {
+    /// The entry for the longest matching prefix of the name: Podman stores some for `HOST/FOLDER`.
+    fn entry(&self, name: &ImageRef) -> Option<&AuthEntry> {
         let full = format!("{}/{}", name.registry(), name.repository());
         let within = |key: &str| {
             full.strip_prefix(key)
@@ -197,42 +209,42 @@ impl Kept {
     }
 }
 
-impl Entry {
+impl AuthEntry {
     fn credentials(&self) -> Option<Credentials> {
         let filled = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         if let Some(token) = filled(&self.identitytoken) {
-            return Some(Credentials::Identity(Secret::new(token)));
+            return Some(Credentials::Identity(RegistrySecret::new(token)));
         }
         let (user, password) = match filled(&self.auth) {
             Some(coded) => {
                 let plain = String::from_utf8(secret::decode(&coded)?).ok()?;
                 let (user, password) = plain.split_once(':')?;
-                // Docker pads some with NULs.
+                // Docker pads some passwords with NUL.
                 (user.to_owned(), password.trim_end_matches('\0').to_owned())
             }
             None => (filled(&self.username)?, self.password.clone()?),
         };
         Some(Credentials::Password {
             user,
-            password: Secret::new(password),
+            password: RegistrySecret::new(password),
         })
     }
 }
 
-/// What a credential helper knows a registry by.
+/// The name of a registry for credential helpers.
 fn server(registry: &str) -> &str {
     match registry {
-        DEFAULT_REGISTRY => DOCKER_HUB,
+        DEFAULT_REGISTRY => DOCKER_HUB_HOST,
         other => other,
     }
 }
 
-/// The registry that a key of a file means.
+/// The registry of a key.
 fn host(key: &str) -> &str {
     scope(key).split('/').next().unwrap_or_default()
 }
 
-/// `HOST[/FOLDER]` of a key, without what older versions wrote around it.
+/// `HOST[/FOLDER]` of a key, without scheme and version suffix of older formats.
 fn scope(key: &str) -> &str {
     let plain = key
         .strip_prefix("https://")
@@ -254,21 +266,21 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn find(file: &str, name: &str) -> Found {
-        serde_json::from_str::<Kept>(file)
+    fn find(file: &str, name: &str) -> CredentialLookup {
+        serde_json::from_str::<CredentialsFile>(file)
             .unwrap()
             .find(&name.parse().unwrap())
     }
 
     fn here(file: &str, name: &str) -> Option<(String, String)> {
         match find(file, name) {
-            Found::Here(Credentials::Password { user, password }) => {
+            CredentialLookup::Here(Credentials::Password { user, password }) => {
                 Some((user, password.expose().to_owned()))
             }
-            Found::Here(Credentials::Identity(token)) => {
+            CredentialLookup::Here(Credentials::Identity(token)) => {
                 Some(("<token>".into(), token.expose().to_owned()))
             }
-            Found::Helper { .. } | Found::Nowhere => None,
+            CredentialLookup::Helper { .. } | CredentialLookup::Nowhere => None,
         }
     }
 
@@ -300,8 +312,8 @@ mod tests {
     fn a_helper_for_the_registry_is_asked_before_the_store_and_that_before_the_file() {
         let file = r#"{"auths": {"a.example": {"auth": "dGVhbTp0"}}, "credHelpers": {"b.example": "ecr"}, "credsStore": "pass"}"#;
         let helper = |name| match find(file, name) {
-            Found::Helper { program, certain } => Some((program, certain)),
-            Found::Here(_) | Found::Nowhere => None,
+            CredentialLookup::Helper { program, certain } => Some((program, certain)),
+            CredentialLookup::Here(_) | CredentialLookup::Nowhere => None,
         };
         assert_eq!(helper("b.example/x"), Some(("ecr".into(), true)));
         assert_eq!(helper("a.example/x"), Some(("pass".into(), false)));

@@ -1,4 +1,4 @@
-//! Why nothing was pulled: what happened, why, and what to do. Words of a registry are cut short, secrets are not in.
+//! Errors of a pull. Messages of a registry are cut short; secrets are not included.
 
 use crate::ImageError;
 use spec::Digest;
@@ -6,82 +6,146 @@ use std::{io, time::Duration};
 
 /// Why an image was not pulled.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages say it")]
 pub enum PullError {
+    /// The host cannot be reached.
     #[error("cannot reach `{host}`: {why}")]
-    Unreachable { host: String, why: String },
+    Unreachable {
+        /// Host and port.
+        host: String,
+        /// The reason.
+        why: String,
+    },
+    /// The host's certificate is not trusted.
     #[error("`{host}` is not trusted: {why}")]
-    Untrusted { host: String, why: String },
+    Untrusted {
+        /// Host and port.
+        host: String,
+        /// The reason.
+        why: String,
+    },
+    /// The registry does not have it.
     #[error("`{registry}` has no {what}")]
-    Missing { registry: String, what: String },
-    #[error("`{registry}` gives no access to {what}{told}")]
-    Denied {
+    Missing {
+        /// The registry.
         registry: String,
+        /// What was requested.
         what: String,
-        told: String,
     },
-    #[error("`{host}` answered {status} for {what}{told}")]
+    /// The registry denies access.
+    #[error("`{registry}` denies access to {what}{reason}")]
+    Denied {
+        /// The registry.
+        registry: String,
+        /// What was requested.
+        what: String,
+        /// The registry's message, or nothing.
+        reason: String,
+    },
+    /// An error response.
+    #[error("`{host}` answered {status} for {what}{reason}")]
     Status {
+        /// Host and port.
         host: String,
+        /// HTTP status.
         status: u16,
+        /// What was requested.
         what: String,
-        told: String,
+        /// The registry's message, or nothing.
+        reason: String,
     },
-    #[error("`{host}` asks to wait {} s, longer than the {} s that we wait", asked.as_secs(), most.as_secs())]
+    /// The registry requests a pause that is too long.
+    #[error("`{host}` requests a pause of {} s; the maximum is {} s", requested.as_secs(), max.as_secs())]
     Busy {
+        /// Host and port.
         host: String,
-        asked: Duration,
-        most: Duration,
+        /// The requested pause.
+        requested: Duration,
+        /// The maximum.
+        max: Duration,
     },
-    #[error("`{host}` broke off {what} too often: {why}")]
-    BrokenOff {
+    /// The transfer was interrupted too often.
+    #[error("`{host}` interrupted {what} too often: {why}")]
+    Interrupted {
+        /// Host and port.
         host: String,
+        /// What was requested.
         what: String,
+        /// The reason.
         why: String,
     },
-    #[error("`{host}` sends {what} in a way that is refused: {why}")]
+    /// The response violates the protocol, or is refused for safety.
+    #[error("the response of `{host}` for {what} is refused: {why}")]
     Protocol {
+        /// Host and port.
         host: String,
+        /// What was requested.
         what: String,
+        /// The reason.
         why: String,
     },
+    /// The host speaks plain HTTP only.
     #[error("`{host}` does not speak TLS")]
-    PlainHttp { host: String },
-    #[error("{what} is not what its digest says: {why}")]
-    Corrupt { what: String, why: String },
-    #[error("what the registry has cannot be used")]
-    Unfit(#[source] ImageError),
-    #[error("{name} is not made for {wanted}; it is made for {offered}")]
+    PlainHttp {
+        /// Host and port.
+        host: String,
+    },
+    /// The contents do not have the expected digest.
+    #[error("{what} does not match its digest: {why}")]
+    Corrupt {
+        /// Which part.
+        what: String,
+        /// The reason.
+        why: String,
+    },
+    /// The documents of the image are refused.
+    #[error("the registry's image cannot be used")]
+    InvalidImage(#[source] ImageError),
+    /// The image is for other platforms.
+    #[error("{name} is not for {wanted}, but for {offered}")]
     Platform {
+        /// Name of the image.
         name: String,
+        /// The requested platform.
         wanted: String,
+        /// The platforms of the image.
         offered: String,
     },
-    #[error("{what} has {size} bytes; at most {most} are taken")]
-    TooLarge { what: String, size: u64, most: u64 },
+    /// The image is too large.
+    #[error("{what} has {size} bytes; the maximum is {max}")]
+    TooLarge {
+        /// What is too large.
+        what: String,
+        /// Its size in bytes.
+        size: u64,
+        /// The maximum.
+        max: u64,
+    },
+    /// A local operation failed.
     #[error("cannot {what}")]
     Local {
+        /// What was tried.
         what: String,
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// What kind of failure it is, for whoever must map it to a code of their own.
+/// Class of a failure, which callers map to their own codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// There is no such image, or not for us.
+pub enum PullErrorKind {
+    /// The image does not exist or is not accessible.
     Missing,
-    /// What came is not taken.
+    /// The response was refused.
     Refused,
-    /// It may go well another time.
+    /// The failure may be temporary.
     Unavailable,
-    /// This machine is at fault.
+    /// The failure is local.
     Local,
 }
 
 impl PullError {
-    /// What to do about it, on one line.
+    /// What the user can do about it, in one line.
     pub fn hint(&self) -> &'static str {
         match self {
             PullError::Unreachable { .. } => {
@@ -94,16 +158,16 @@ impl PullError {
             PullError::Denied { .. } => {
                 "check the name; if it is right, log in with `docker login` or `podman login`, whose files are read"
             }
-            PullError::Status { .. } | PullError::Busy { .. } | PullError::BrokenOff { .. } => {
-                "try again later; if it stays, ask whoever runs the registry"
+            PullError::Status { .. } | PullError::Busy { .. } | PullError::Interrupted { .. } => {
+                "try again later; if the error persists, ask the registry's operator"
             }
             PullError::Protocol { .. } | PullError::Corrupt { .. } => {
-                "do not trust this registry, or what lies between; nothing of it was kept"
+                "do not trust this registry or the network to it; nothing was stored"
             }
             PullError::PlainHttp { .. } => {
-                "only 127.0.0.0/8, ::1 and localhost are asked without TLS; --plain-http allows it for this pull"
+                "only 127.0.0.0/8, ::1 and localhost are contacted without TLS; --plain-http allows it for this pull"
             }
-            PullError::Unfit(_) => "pull another image or tag",
+            PullError::InvalidImage(_) => "pull another image or tag",
             PullError::Platform { .. } => {
                 "name one of these with --platform, or pull another image"
             }
@@ -114,23 +178,23 @@ impl PullError {
         }
     }
 
-    /// What kind of failure it is.
-    pub fn kind(&self) -> Kind {
+    /// Class of the failure.
+    pub fn kind(&self) -> PullErrorKind {
         match self {
             PullError::Missing { .. } | PullError::Denied { .. } | PullError::Platform { .. } => {
-                Kind::Missing
+                PullErrorKind::Missing
             }
             PullError::Unreachable { .. }
             | PullError::Status { .. }
             | PullError::Busy { .. }
-            | PullError::BrokenOff { .. } => Kind::Unavailable,
+            | PullError::Interrupted { .. } => PullErrorKind::Unavailable,
             PullError::Untrusted { .. }
             | PullError::Protocol { .. }
             | PullError::PlainHttp { .. }
             | PullError::Corrupt { .. }
-            | PullError::Unfit(_)
-            | PullError::TooLarge { .. } => Kind::Refused,
-            PullError::Local { .. } => Kind::Local,
+            | PullError::InvalidImage(_)
+            | PullError::TooLarge { .. } => PullErrorKind::Refused,
+            PullError::Local { .. } => PullErrorKind::Local,
         }
     }
 

@@ -1,9 +1,9 @@
-//! Where an image lies while it is pulled: an OCI layout, in a folder that is ours alone.
+//! The OCI layout into which an image is pulled, in a private folder.
 //!
 //! ```text
 //! FOLDER/oci-layout  index.json  blobs/sha256/HEX      (HEX.part until its digest was checked)
 //! ```
-//! `index.json` comes last: without it nobody takes the folder for an image.
+//! `index.json` is written last: without it no tool accepts the folder as an image.
 
 use ::fs::Dir;
 use rustix::fs::Mode;
@@ -14,9 +14,9 @@ use std::{
     path::Path,
 };
 
-const OURS: Mode = Mode::RUSR.union(Mode::WUSR);
+const OWNER_ONLY: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// An OCI layout in the making.
+/// An OCI layout being written.
 #[derive(Debug)]
 pub(super) struct Layout {
     folder: Dir,
@@ -24,7 +24,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Begins one in an empty folder.
+    /// Starts a layout in an empty folder.
     pub(super) fn new(path: &Path) -> io::Result<Layout> {
         let folder = Dir::open_no_follow(path)?;
         folder.create_dir("blobs", Mode::RWXU)?;
@@ -33,24 +33,24 @@ impl Layout {
         Ok(Layout { folder, blobs })
     }
 
-    /// A file for bytes that have not been checked yet.
-    pub(super) fn part(&self, digest: &Digest) -> io::Result<File> {
-        self.blobs.create_file(part_name(digest), OURS)
+    /// Creates a file for unverified bytes.
+    pub(super) fn create_partial(&self, digest: &Digest) -> io::Result<File> {
+        self.blobs.create_file(partial_name(digest), OWNER_ONLY)
     }
 
-    /// The bytes have been checked: from now on they are what their name says.
-    pub(super) fn keep(&self, digest: &Digest) -> io::Result<()> {
+    /// Gives verified bytes their final name.
+    pub(super) fn finish_blob(&self, digest: &Digest) -> io::Result<()> {
         self.blobs
-            .rename(part_name(digest), &self.blobs, digest.hex())
+            .rename(partial_name(digest), &self.blobs, digest.hex())
     }
 
-    /// Keeps bytes that have been checked.
+    /// Stores verified bytes.
     pub(super) fn write(&self, digest: &Digest, bytes: &[u8]) -> io::Result<()> {
-        self.part(digest)?.write_all(bytes)?;
-        self.keep(digest)
+        self.create_partial(digest)?.write_all(bytes)?;
+        self.finish_blob(digest)
     }
 
-    /// The bytes of a blob that was kept; small ones only.
+    /// Reads a stored blob; for small ones only.
     pub(super) fn read(&self, digest: &Digest) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.blobs
@@ -59,11 +59,11 @@ impl Layout {
         Ok(bytes)
     }
 
-    /// Writes what makes a layout of the blobs.
+    /// Writes the index, which completes the layout.
     pub(super) fn finish(&self, index: &serde_json::Value) -> io::Result<()> {
         let write = |name: &str, text: &str| -> io::Result<()> {
             self.folder
-                .create_file(name, OURS)?
+                .create_file(name, OWNER_ONLY)?
                 .write_all(text.as_bytes())
         };
         write("oci-layout", r#"{"imageLayoutVersion":"1.0.0"}"#)?;
@@ -71,7 +71,7 @@ impl Layout {
     }
 }
 
-fn part_name(digest: &Digest) -> String {
+fn partial_name(digest: &Digest) -> String {
     format!("{}.part", digest.hex())
 }
 
@@ -86,12 +86,12 @@ mod tests {
         let layout = Layout::new(&path).unwrap();
         let digest = Digest::new(&format!("sha256:{}", "0".repeat(64))).unwrap();
         let file = path.join("blobs/sha256").join(digest.hex());
-        layout.part(&digest).unwrap();
+        layout.create_partial(&digest).unwrap();
         assert!(
-            !file.exists() && layout.part(&digest).is_err(),
+            !file.exists() && layout.create_partial(&digest).is_err(),
             "a second writer is refused"
         );
-        layout.keep(&digest).unwrap();
+        layout.finish_blob(&digest).unwrap();
         assert!(
             file.exists() && Layout::new(&path).is_err(),
             "a folder is used once"

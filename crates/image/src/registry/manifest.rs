@@ -1,16 +1,17 @@
-//! What a registry may send as a manifest or index. The documents themselves are read in `document.rs`; here is what
-//! only a registry can get wrong: what it calls them, and what it offers in them.
+//! Checks of a manifest or index from a registry. `document.rs` parses the documents; this module
+//! checks what only a registry can get wrong: the media type, and what it offers.
 
 use crate::{
     document::{self, DOCUMENT_TYPES, Descriptor, Document},
     error::{ImageError, shown},
-    limits::{LONGEST_DOCUMENT, Limits},
+    limits::{ImageLimits, MAX_DOCUMENT_BYTES},
 };
 
-/// The most manifests of an index.
-const MOST_MANIFESTS: usize = 1024;
+/// Maximum manifests of an index.
+const MAX_MANIFESTS: usize = 1024;
 
-/// Reads a document. `content_type` is what the registry calls it; it may say nothing, and nothing else than the document.
+/// Parses a document. `content_type` is the registry's; it may be absent, but must not contradict
+/// the document.
 pub fn read(what: &str, bytes: &[u8], content_type: Option<&str>) -> Result<Document, ImageError> {
     let called = content_type
         .map(essence)
@@ -19,21 +20,23 @@ pub fn read(what: &str, bytes: &[u8], content_type: Option<&str>) -> Result<Docu
         document::check_type(what, kind)?;
     }
     let document = document::document(what, bytes)?;
-    if called.is_some_and(|kind| !document.is_called(kind)) {
+    if called.is_some_and(|kind| !document.has_media_type(kind)) {
         return Err(ImageError::malformed(
             what,
-            "it is not what the registry calls it",
+            "it does not match the media type from the registry",
         ));
     }
     match &document {
-        Document::Index(manifests) => few(what, "manifests", manifests.len(), MOST_MANIFESTS)?,
+        Document::Index(manifests) => {
+            check_count(what, "manifests", manifests.len(), MAX_MANIFESTS)?
+        }
         Document::Manifest { config, layers } => {
-            few(what, "layers", layers.len(), Limits::default().layers)?;
+            check_count(what, "layers", layers.len(), ImageLimits::default().layers)?;
             config.check_configuration()?;
-            if config.size > LONGEST_DOCUMENT {
+            if config.size > MAX_DOCUMENT_BYTES {
                 return Err(limit(
                     "the configuration",
-                    format!("{LONGEST_DOCUMENT} bytes"),
+                    format!("{MAX_DOCUMENT_BYTES} bytes"),
                 ));
             }
             layers.iter().try_for_each(check_layer)?;
@@ -42,14 +45,14 @@ pub fn read(what: &str, bytes: &[u8], content_type: Option<&str>) -> Result<Docu
     Ok(document)
 }
 
-/// What a document that was read is called: as the registry called it, if that was one of the names.
+/// The media type of a parsed document: the registry's, if it is one of the known types.
 pub(super) fn media_type(document: &Document, content_type: Option<&str>) -> &'static str {
     let said = content_type.map(essence).unwrap_or_default();
     let called = DOCUMENT_TYPES.into_iter().find(|known| *known == said);
     called
         .or(DOCUMENT_TYPES
             .into_iter()
-            .find(|known| document.is_called(known)))
+            .find(|known| document.has_media_type(known)))
         .unwrap_or_default()
 }
 
@@ -57,19 +60,20 @@ fn essence(content_type: &str) -> &str {
     content_type.split(';').next().unwrap_or_default().trim()
 }
 
-/// A layer that is not to be had from registries would have to be fetched from wherever it says.
+/// Refuses non-distributable layers, which would have to be fetched from any URL that they name.
 fn check_layer(layer: &Descriptor) -> Result<(), ImageError> {
     layer.check_layer()?;
-    match layer.media_type.contains("nondistributable") || layer.media_type.contains("foreign") {
-        true => Err(ImageError::Unsupported {
+    if layer.media_type.contains("nondistributable") || layer.media_type.contains("foreign") {
+        Err(ImageError::Unsupported {
             what: "a layer that registries may not give away".to_owned(),
             kind: format!("`{}`", shown(layer.media_type.as_bytes())),
-        }),
-        false => Ok(()),
+        })
+    } else {
+        Ok(())
     }
 }
 
-fn few(what: &str, of: &str, count: usize, most: usize) -> Result<(), ImageError> {
+fn check_count(what: &str, of: &str, count: usize, most: usize) -> Result<(), ImageError> {
     if count <= most {
         Ok(())
     } else {
@@ -165,12 +169,12 @@ mod tests {
         refused(
             &an_image(),
             Some(OCI_INDEX),
-            "it is not what the registry calls it",
+            "it does not match the media type from the registry",
         );
         refused(
             &with("mediaType", json!(DOCKER_LIST)),
             None,
-            "is not what it calls itself",
+            "does not match its media type",
         );
         let twice = an_image().to_string().replacen('{', "{\"layers\":[],", 1);
         assert!(
@@ -214,7 +218,7 @@ mod tests {
         taken(&layers(128), None);
         refused(&layers(129), None, "more than 128 layers");
         let mut large = blob(CONFIG);
-        large["size"] = json!(LONGEST_DOCUMENT + 1);
+        large["size"] = json!(MAX_DOCUMENT_BYTES + 1);
         refused(
             &with("config", large),
             None,

@@ -1,130 +1,130 @@
-//! Pulling an image from a registry (OCI distribution) into an OCI layout on the disk.
+//! Pulls an image from a registry (OCI distribution) into an OCI layout on disk.
 //!
 //! ```text
 //! name ──▶ index ──platform──▶ manifest ──▶ configuration, layers ──▶ layout
 //!          digest checked      digest        digest and size checked while they come
 //! ```
-//! Nothing that a registry says is believed before its digest was checked, and everything it sends is bounded.
+//! Nothing from a registry is used before its digest was verified, and all of it is bounded.
 
 mod auth;
 mod blob;
 pub mod challenge;
 mod client;
+mod credential_helper;
 mod credentials;
 mod error;
-mod helper;
 mod layout;
 pub mod manifest;
-mod patience;
 mod platform;
 mod secret;
+mod timeouts;
 
 pub use client::Transport;
-pub use credentials::{Credentials, CredentialsError, Sources};
-pub use error::{Kind, PullError};
-pub use patience::Patience;
+pub use credentials::{CredentialSources, Credentials, CredentialsError};
+pub use error::{PullError, PullErrorKind};
 pub use platform::BadPlatform;
-pub use secret::Secret;
+pub use secret::RegistrySecret;
+pub use timeouts::RegistryTimeouts;
 
 use crate::{
     document::{self, DOCUMENT_TYPES, Descriptor, Document, Platform},
-    limits::LONGEST_DOCUMENT,
+    limits::MAX_DOCUMENT_BYTES,
 };
 use client::Client;
 use layout::Layout;
-use patience::{Attempts, Body, Trouble};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue};
 use spec::{Digest, ImageRef};
 use std::{collections::BTreeMap, path::Path, sync::Arc};
+use timeouts::{AttemptError, RetryState, TimedBody};
 use tokio::{sync::Semaphore, task::JoinSet};
 
-/// How many blobs come at once.
-const AT_ONCE: usize = 3;
+/// Concurrent blob downloads.
+const CONCURRENT_BLOBS: usize = 3;
 
-/// What to pull, and how.
+/// Options of a pull.
 #[derive(Clone, Debug)]
-pub struct Request {
-    /// Which image.
+pub struct PullOptions {
+    /// The image.
     pub name: ImageRef,
-    /// For which machine.
+    /// The platform.
     pub platform: Platform,
-    /// How the registry may be reached.
+    /// Allowed transport.
     pub transport: Transport,
-    /// Who we are to it; nobody in particular if there are none.
+    /// Credentials; anonymous if absent.
     pub credentials: Option<Credentials>,
-    /// The most bytes of configuration and layers together.
-    pub most_bytes: u64,
-    /// How long to wait.
-    pub patience: Patience,
+    /// Maximum bytes of configuration and layers.
+    pub max_bytes: u64,
+    /// Timeouts and retries.
+    pub timeouts: RegistryTimeouts,
 }
 
-/// What is told while an image comes.
+/// Progress of a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// It is known what will come.
-    Begun {
-        /// So many bytes.
+pub enum PullEvent {
+    /// The blobs to download are known.
+    Started {
+        /// Their total bytes.
         bytes: u64,
-        /// In so many blobs.
+        /// Their number.
         blobs: usize,
     },
-    /// So many bytes have come.
+    /// Bytes were received.
     Received(u64),
-    /// So many bytes were lost and will come again.
+    /// Received bytes were discarded and will be downloaded again.
     Lost(u64),
-    /// A blob is complete and right.
+    /// A blob is complete and verified.
     Blob {
-        /// Which.
+        /// Its digest.
         digest: Digest,
-        /// Its bytes.
+        /// Its size in bytes.
         size: u64,
     },
 }
 
-/// Who is told.
-pub type Watcher = dyn Fn(Event) + Send + Sync;
+/// Callback for progress.
+pub type PullObserver = dyn Fn(PullEvent) + Send + Sync;
 
-/// What was pulled.
+/// Result of a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pulled {
-    /// What the name stood for: an index or a manifest.
+pub struct PulledImage {
+    /// Digest of the index or manifest that the name referred to.
     pub digest: Digest,
-    /// The manifest of the platform.
+    /// Digest of the platform's manifest.
     pub manifest: Digest,
-    /// What the image is made for.
+    /// Platform of the image.
     pub platform: Platform,
     /// Bytes of configuration and layers.
     pub bytes: u64,
-    /// How many layers it has.
+    /// Number of layers.
     pub layers: usize,
 }
 
-/// A manifest or index whose digest was checked.
-struct Fetched {
+/// A manifest or index with a verified digest.
+struct FetchedManifest {
     bytes: Vec<u8>,
     digest: Digest,
     document: Document,
     media_type: &'static str,
 }
 
-/// Pulls an image into an empty folder of ours, which then is a complete layout. To cancel, drop it, and remove the
-/// folder; the same after a failure.
+/// Pulls an image into an empty private folder, which then is a complete layout. To cancel, drop
+/// the future and remove the folder; after a failure, remove the folder.
 pub async fn pull(
-    request: &Request,
+    request: &PullOptions,
     folder: &Path,
-    watcher: Arc<Watcher>,
-) -> Result<Pulled, PullError> {
+    observer: Arc<PullObserver>,
+) -> Result<PulledImage, PullError> {
     let layout = Layout::new(folder).map_err(|error| PullError::local("begin a layout", error))?;
     let layout = Arc::new(layout);
-    let Request {
+    let PullOptions {
         name,
         transport,
         credentials,
-        patience,
+        timeouts,
         ..
     } = request;
-    let client = Client::connect(name, *transport, credentials.clone(), patience.clone()).await?;
-    let first = fetch_manifest(&client, Wanted::of(name)).await?;
+    let client = Client::connect(name, *transport, credentials.clone(), timeouts.clone()).await?;
+    let first = fetch_manifest(&client, ManifestSelector::of(name)).await?;
     let (top, chosen) = choose(&client, first, request).await?;
     let image = chosen.as_ref().unwrap_or(&top);
     let Document::Manifest { config, layers } = &image.document else {
@@ -132,22 +132,23 @@ pub async fn pull(
     };
     let blobs = blobs(config, layers, request)?;
     let bytes = blobs.iter().map(|blob| blob.size).sum();
-    watcher(Event::Begun {
+    observer(PullEvent::Started {
         bytes,
         blobs: blobs.len(),
     });
-    // The configuration comes alone: it says whether the rest is worth its way.
+    // The configuration is downloaded first: it decides whether the layers are needed.
     let (first, rest) = blobs
         .into_iter()
         .partition(|blob| blob.digest == config.digest);
     let client = Arc::new(client);
-    fetch_all(&client, &layout, first, &watcher).await?;
+    fetch_all(&client, &layout, first, &observer).await?;
     let platform = check_platform(&layout, config, request)?;
-    fetch_all(&client, &layout, rest, &watcher).await?;
+    fetch_all(&client, &layout, rest, &observer).await?;
     finish(&layout, &top, chosen.as_ref(), name)
         .map_err(|error| PullError::local("write the layout", error))?;
-    let (manifest, layers) = (image.digest.clone(), layers.len());
-    Ok(Pulled {
+    let manifest = image.digest.clone();
+    let layers = layers.len();
+    Ok(PulledImage {
         digest: top.digest,
         manifest,
         platform,
@@ -157,35 +158,35 @@ pub async fn pull(
 }
 
 /// Which manifest to fetch.
-enum Wanted<'w> {
+enum ManifestSelector<'w> {
     Tag(&'w str),
     Digest(&'w Digest),
     Chosen(&'w Descriptor),
 }
 
-impl<'w> Wanted<'w> {
-    fn of(name: &'w ImageRef) -> Wanted<'w> {
+impl<'w> ManifestSelector<'w> {
+    fn of(name: &'w ImageRef) -> ManifestSelector<'w> {
         match (name.digest(), name.tag()) {
-            (Some(digest), _) => Wanted::Digest(digest),
-            (None, tag) => Wanted::Tag(tag.unwrap_or("latest")),
+            (Some(digest), _) => ManifestSelector::Digest(digest),
+            (None, tag) => ManifestSelector::Tag(tag.unwrap_or("latest")),
         }
     }
 
     fn reference(&self) -> &str {
         match self {
-            Wanted::Tag(tag) => tag,
-            Wanted::Digest(digest) => digest.as_str(),
-            Wanted::Chosen(blob) => blob.digest.as_str(),
+            ManifestSelector::Tag(tag) => tag,
+            ManifestSelector::Digest(digest) => digest.as_str(),
+            ManifestSelector::Chosen(blob) => blob.digest.as_str(),
         }
     }
 }
 
-/// What came first, and if that is an index the manifest of the platform.
+/// The first document, and the platform's manifest if the first is an index.
 async fn choose(
     client: &Client,
-    first: Fetched,
-    request: &Request,
-) -> Result<(Fetched, Option<Fetched>), PullError> {
+    first: FetchedManifest,
+    request: &PullOptions,
+) -> Result<(FetchedManifest, Option<FetchedManifest>), PullError> {
     let Document::Index(choices) = &first.document else {
         return Ok((first, None));
     };
@@ -202,9 +203,9 @@ async fn choose(
         .or_else(|| choices.iter().find(fits))
     else {
         let offered = choices.iter().filter_map(|choice| choice.platform.as_ref());
-        return Err(other_platforms(request, offered));
+        return Err(wrong_platform(request, offered));
     };
-    let chosen = fetch_manifest(client, Wanted::Chosen(chosen)).await?;
+    let chosen = fetch_manifest(client, ManifestSelector::Chosen(chosen)).await?;
     Ok((first, Some(chosen)))
 }
 
@@ -212,24 +213,24 @@ fn nested(name: &ImageRef) -> PullError {
     PullError::Protocol {
         host: name.registry().to_owned(),
         what: "the index".to_owned(),
-        why: "it leads to another index".to_owned(),
+        why: "it refers to another index".to_owned(),
     }
 }
 
-fn other_platforms<'p>(
-    request: &Request,
+fn wrong_platform<'p>(
+    request: &PullOptions,
     offered: impl Iterator<Item = &'p Platform>,
 ) -> PullError {
-    const MOST_SHOWN: usize = 16;
+    const MAX_SHOWN: usize = 16;
     let mut names: Vec<_> = offered
-        // Not machines but notes about the image.
+        // Attestations, not platforms.
         .filter(|platform| platform.os != "unknown")
         .map(|platform| platform.to_string().chars().take(40).collect::<String>())
-        .take(MOST_SHOWN)
+        .take(MAX_SHOWN)
         .collect();
     names.dedup();
     let offered = if names.is_empty() {
-        "nothing that it names".to_owned()
+        "no platform that it names".to_owned()
     } else {
         names.join(", ")
     };
@@ -240,17 +241,23 @@ fn other_platforms<'p>(
     }
 }
 
-async fn fetch_manifest(client: &Client, wanted: Wanted<'_>) -> Result<Fetched, PullError> {
-    let mut attempts = Attempts::new(&client.patience);
+async fn fetch_manifest(
+    client: &Client,
+    wanted: ManifestSelector<'_>,
+) -> Result<FetchedManifest, PullError> {
+    let mut retries = RetryState::new(&client.timeouts);
     loop {
         match try_manifest(client, &wanted).await {
             Ok(fetched) => return Ok(fetched),
-            Err(trouble) => attempts.after(trouble).await?,
+            Err(error) => retries.wait_after(error).await?,
         }
     }
 }
 
-async fn try_manifest(client: &Client, wanted: &Wanted<'_>) -> Result<Fetched, Trouble> {
+async fn try_manifest(
+    client: &Client,
+    wanted: &ManifestSelector<'_>,
+) -> Result<FetchedManifest, AttemptError> {
     let what = format!(
         "manifest `{}` of `{}`",
         wanted.reference(),
@@ -263,18 +270,16 @@ async fn try_manifest(client: &Client, wanted: &Wanted<'_>) -> Result<Fetched, T
     let url = client.url(&format!("manifests/{}", wanted.reference()))?;
     let response = client.get(&url, &headers, &what).await?;
     let header = |name: &str| Some(response.headers().get(name)?.to_str().ok()?.to_owned());
-    let (said, content_type) = (
-        header("docker-content-digest"),
-        header(CONTENT_TYPE.as_str()),
-    );
-    let bytes = Body::new(response, &client.patience)
-        .all(LONGEST_DOCUMENT)
+    let said = header("docker-content-digest");
+    let content_type = header(CONTENT_TYPE.as_str());
+    let bytes = TimedBody::new(response, &client.timeouts)
+        .all(MAX_DOCUMENT_BYTES)
         .await?;
     let digest = check_manifest(&bytes, wanted, said.as_deref(), &what)?;
     let document =
-        manifest::read(&what, &bytes, content_type.as_deref()).map_err(PullError::Unfit)?;
+        manifest::read(&what, &bytes, content_type.as_deref()).map_err(PullError::InvalidImage)?;
     let media_type = manifest::media_type(&document, content_type.as_deref());
-    Ok(Fetched {
+    Ok(FetchedManifest {
         bytes,
         digest,
         document,
@@ -282,10 +287,10 @@ async fn try_manifest(client: &Client, wanted: &Wanted<'_>) -> Result<Fetched, T
     })
 }
 
-/// Against the digest we know, and against the one that is said to be its own.
+/// Verifies the digest against the known one, and against the one in the response header.
 fn check_manifest(
     bytes: &[u8],
-    wanted: &Wanted<'_>,
+    wanted: &ManifestSelector<'_>,
     said: Option<&str>,
     what: &str,
 ) -> Result<Digest, PullError> {
@@ -295,9 +300,9 @@ fn check_manifest(
     };
     let found = blob::digest_of(bytes).ok_or_else(|| corrupt("it has no digest".to_owned()))?;
     let known = match wanted {
-        Wanted::Tag(_) => None,
-        Wanted::Digest(digest) => Some(*digest),
-        Wanted::Chosen(blob) => {
+        ManifestSelector::Tag(_) => None,
+        ManifestSelector::Digest(digest) => Some(*digest),
+        ManifestSelector::Chosen(blob) => {
             if blob.size != bytes.len() as u64 {
                 return Err(corrupt(format!(
                     "it should have {} bytes and has {}",
@@ -309,22 +314,22 @@ fn check_manifest(
         }
     };
     if known.is_some_and(|known| *known != found) {
-        return Err(corrupt(format!("it hashes to {found}")));
+        return Err(corrupt(format!("its digest is {found}")));
     }
     match said.filter(|said| said.starts_with("sha256:") && *said != found.as_str()) {
         Some(said) => Err(corrupt(format!(
-            "it hashes to {found} and is said to be {}",
+            "its digest is {found}, and the registry states {}",
             said.chars().take(80).collect::<String>()
         ))),
         None => Ok(found),
     }
 }
 
-/// Each blob once, all together within the bound.
+/// Each blob once, with their total below the limit.
 fn blobs(
     config: &Descriptor,
     layers: &[Descriptor],
-    request: &Request,
+    request: &PullOptions,
 ) -> Result<Vec<Descriptor>, PullError> {
     let mut sizes = BTreeMap::new();
     let mut unique = Vec::new();
@@ -335,7 +340,7 @@ fn blobs(
             Some(_) => {
                 return Err(PullError::corrupt(
                     &blob.digest,
-                    "it is said to have two sizes",
+                    "it has two different sizes",
                 ));
             }
         }
@@ -343,36 +348,35 @@ fn blobs(
     let size = unique
         .iter()
         .fold(0u64, |sum, blob| sum.saturating_add(blob.size));
-    match size <= request.most_bytes {
-        true => Ok(unique),
-        false => Err(PullError::TooLarge {
+    if size <= request.max_bytes {
+        Ok(unique)
+    } else {
+        Err(PullError::TooLarge {
             what: request.name.to_string(),
             size,
-            most: request.most_bytes,
-        }),
+            max: request.max_bytes,
+        })
     }
 }
 
-/// Some at once; the first failure ends all.
+/// Downloads blobs concurrently; the first failure ends all.
 async fn fetch_all(
     client: &Arc<Client>,
     layout: &Arc<Layout>,
     blobs: Vec<Descriptor>,
-    watcher: &Arc<Watcher>,
+    observer: &Arc<PullObserver>,
 ) -> Result<(), PullError> {
-    let turns = Arc::new(Semaphore::new(AT_ONCE));
+    let permits = Arc::new(Semaphore::new(CONCURRENT_BLOBS));
     let mut fetching = JoinSet::new();
     for blob in blobs {
-        let (client, layout, watcher, turns) = (
-            Arc::clone(client),
-            Arc::clone(layout),
-            Arc::clone(watcher),
-            Arc::clone(&turns),
-        );
+        let client = Arc::clone(client);
+        let layout = Arc::clone(layout);
+        let observer = Arc::clone(observer);
+        let permits = Arc::clone(&permits);
         fetching.spawn(async move {
-            // Never closed.
-            let _turn = turns.acquire_owned().await;
-            blob::fetch(&client, &layout, &blob, &*watcher).await
+            // The semaphore is never closed.
+            let _turn = permits.acquire_owned().await;
+            blob::fetch(&client, &layout, &blob, &*observer).await
         });
     }
     while let Some(ended) = fetching.join_next().await {
@@ -390,28 +394,29 @@ async fn fetch_all(
     Ok(())
 }
 
-/// The configuration has the last word on what an image is made for: an index could say anything.
+/// The configuration decides about the platform: an index is not trusted with it.
 fn check_platform(
     layout: &Layout,
     config: &Descriptor,
-    request: &Request,
+    request: &PullOptions,
 ) -> Result<Platform, PullError> {
     let what = format!("configuration {}", config.digest);
     let bytes = layout
         .read(&config.digest)
         .map_err(|error| PullError::local(format!("read {what}"), error))?;
-    let read = document::configuration(&what, &bytes).map_err(PullError::Unfit)?;
-    match request.platform.takes(&read.platform) {
-        true => Ok(read.platform),
-        false => Err(other_platforms(request, [&read.platform].into_iter())),
+    let read = document::configuration(&what, &bytes).map_err(PullError::InvalidImage)?;
+    if request.platform.takes(&read.platform) {
+        Ok(read.platform)
+    } else {
+        Err(wrong_platform(request, [&read.platform].into_iter()))
     }
 }
 
-/// The index stays above the manifest, so that the image is known by both digests.
+/// Includes the index, so that the image is known by both digests.
 fn finish(
     layout: &Layout,
-    top: &Fetched,
-    chosen: Option<&Fetched>,
+    top: &FetchedManifest,
+    chosen: Option<&FetchedManifest>,
     name: &ImageRef,
 ) -> std::io::Result<()> {
     for document in [top].into_iter().chain(chosen) {

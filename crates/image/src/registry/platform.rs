@@ -1,15 +1,15 @@
-//! Asking for the machine that an image is made for: `linux/ARCHITECTURE[/VARIANT]`.
+//! Parsing and matching of platforms: `linux/ARCHITECTURE[/VARIANT]`.
 
 use crate::document::Platform;
 use std::{fmt, str::FromStr};
 
-/// Why a text names no platform.
+/// An invalid platform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadPlatform(String);
 
 impl Platform {
-    /// Whether what is made for `image` is what was asked for. Who asks for no variant gets none that every machine
-    /// of the architecture might lack.
+    /// Whether an image's platform satisfies a requested one. Without a requested variant, only the
+    /// baseline variant of the architecture is accepted.
     pub fn takes(&self, image: &Platform) -> bool {
         let baseline = match image.architecture.as_str() {
             "amd64" => "v1",

@@ -1,30 +1,30 @@
-//! Passwords and tokens: they can be used, not shown.
+//! Passwords and tokens that cannot be printed by accident.
 
 use std::fmt;
 
-/// A text that never reaches a message or a log by accident.
+/// A string that debug output and messages do not show.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
+pub struct RegistrySecret(String);
 
-impl Secret {
-    /// Keeps a text.
-    pub fn new(text: impl Into<String>) -> Secret {
-        Secret(text.into())
+impl RegistrySecret {
+    /// Wraps a string.
+    pub fn new(text: impl Into<String>) -> RegistrySecret {
+        RegistrySecret(text.into())
     }
 
-    /// The text, for whoever must send it.
+    /// The string, for the code that sends it.
     pub(super) fn expose(&self) -> &str {
         &self.0
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for RegistrySecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(..)")
     }
 }
 
-/// Base64 as in RFC 4648, with padding.
+/// Encodes base64 (RFC 4648) with padding.
 pub(super) fn encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for group in bytes.chunks(3) {
@@ -44,7 +44,7 @@ pub(super) fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// The reverse. Padding may be missing; anything else that is not base64 is none.
+/// Decodes base64. Padding may be missing; any other deviation is refused.
 pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
     let text = text.trim_end_matches('=');
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 2);
@@ -97,7 +97,10 @@ mod tests {
 
     #[test]
     fn a_secret_is_not_shown() {
-        assert_eq!(format!("{:?}", Secret::new("hunter2")), "Secret(..)");
+        assert_eq!(
+            format!("{:?}", RegistrySecret::new("hunter2")),
+            "Secret(..)"
+        );
     }
 
     proptest! {

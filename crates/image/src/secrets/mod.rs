@@ -1,51 +1,54 @@
-//! Looks for credentials in an unpacked image: files that usually hold them, keys in small files, variables and labels.
+//! Scans an unpacked image for credentials: well-known files, keys in small files, variables and
+//! labels.
 //!
-//! The tree is a stranger's: it is walked by handles, no link is followed, nothing that is not a plain file is opened,
-//! and every count has a bound. What was found is named by its place, never shown.
+//! The tree is untrusted: it is walked by handles, symbolic links are not followed, only regular
+//! files are opened, and every count has a limit. Reports contain the location of a finding, never
+//! its value.
 
 mod patterns;
 
-use crate::contract::{Line, Outcome};
+use crate::contract::{RequirementOutcome, RequirementResult};
 use ::fs::{Dir, Walk, WalkBounds, WalkEntry, WalkError};
 use rustix::fs::FileType;
 use spec::ImageConfig;
 use std::io;
 
-/// Deeper folders are not looked into, and named.
-const DEEPEST: usize = 48;
-/// More entries are not looked at.
-const MOST_ENTRIES: usize = 4_000_000;
-/// A file above this is no key file.
-const LARGEST_READ: u64 = 256 * 1024;
-/// All that is read, together.
-const MOST_READ: u64 = 128 * 1024 * 1024;
-/// So many places are named.
-const MOST_FOUND: usize = 8;
-/// What packages bring lies here: examples and test keys, not an owner's. Well-known names are looked for all the same.
-const OF_PACKAGES: [&str; 6] = ["usr", "lib", "lib64", "bin", "sbin", "opt"];
+/// Maximum depth; deeper folders are reported.
+const MAX_DEPTH: usize = 48;
+/// Maximum entries.
+const MAX_ENTRIES: usize = 4_000_000;
+/// Maximum size of a file that is read; larger ones are no key files.
+const MAX_FILE_BYTES: u64 = 256 * 1024;
+/// Maximum bytes read in all.
+const MAX_READ_BYTES: u64 = 128 * 1024 * 1024;
+/// Maximum findings reported.
+const MAX_FINDINGS: usize = 8;
+/// Folders installed by packages: keys there are examples, not the owner's. Well-known credential
+/// files are reported all the same.
+const PACKAGE_FOLDERS: [&str; 6] = ["usr", "lib", "lib64", "bin", "sbin", "opt"];
 
-/// What was found, and what kept the search from being complete.
+/// Result of a scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Search {
-    /// Places and why, at most a few.
+pub struct CredentialScan {
+    /// Locations and reasons of the first findings.
     pub found: Vec<String>,
-    /// How many there are in all.
+    /// Number of findings.
     pub count: u64,
-    /// Bounds that were hit, and what could not be read.
+    /// Limits that were reached, and read errors.
     pub incomplete: Vec<String>,
-    /// What we may not read.
+    /// Files that this user may not read.
     unread: u64,
     entries: u64,
     read: u64,
 }
 
-impl Search {
-    /// Looks through the tree below a folder.
-    pub fn tree(root: &Dir) -> io::Result<Search> {
-        let mut search = Search::default();
+impl CredentialScan {
+    /// Scans the tree below a folder.
+    pub fn tree(root: &Dir) -> io::Result<CredentialScan> {
+        let mut search = CredentialScan::default();
         let bounds = WalkBounds {
-            entries: MOST_ENTRIES,
-            depth: DEEPEST + 1,
+            entries: MAX_ENTRIES,
+            depth: MAX_DEPTH + 1,
             ..WalkBounds::default()
         };
         let mut walk = root.walk(bounds)?;
@@ -55,7 +58,7 @@ impl Search {
         Ok(search)
     }
 
-    /// Looks at what an image says about itself.
+    /// Scans the configuration of an image.
     pub fn config(&mut self, config: &ImageConfig) {
         for (name, value) in config.env.iter().filter_map(|text| text.split_once('=')) {
             if patterns::is_suspicious_variable(name, value) {
@@ -74,8 +77,8 @@ impl Search {
         }
     }
 
-    /// The line of the contract.
-    pub fn line(&self) -> Line {
+    /// The result as a requirement of the contract.
+    pub fn line(&self) -> RequirementResult {
         let requirement = "no credentials inside".to_owned();
         let more = self.count.saturating_sub(self.found.len() as u64);
         let more = if more > 0 {
@@ -85,33 +88,35 @@ impl Search {
         };
         match (self.count, self.incomplete.first()) {
             (0, None) if self.unread > 0 => {
-                let mend = "check it as root, who can look at what only root of the image may read";
+                let mend =
+                    "check it as root, which can read files that only root of the image may read";
                 let seen = format!(
-                    "{} looked at, {} could not be read",
+                    "{} examined, {} could not be read",
                     self.entries, self.unread
                 );
-                Line {
+                RequirementResult {
                     requirement,
-                    outcome: Outcome::Warn,
+                    outcome: RequirementOutcome::Warn,
                     seen,
                     mend: Some(mend.to_owned()),
                 }
             }
             (0, None) => {
-                let seen = format!("{} files and folders looked at", self.entries);
-                Line {
+                let seen = format!("{} files and folders examined", self.entries);
+                RequirementResult {
                     requirement,
-                    outcome: Outcome::Pass,
+                    outcome: RequirementOutcome::Pass,
                     seen,
                     mend: None,
                 }
             }
-            (0, Some(bound)) => {
-                let mend = "make the image smaller, or its files readable, so that all of it can be looked at";
-                let seen = format!("not all could be looked at: {bound}");
-                Line {
+            (0, Some(add_incomplete)) => {
+                let mend =
+                    "make the image smaller, or its files readable, so that the scan is complete";
+                let seen = format!("the scan is incomplete: {add_incomplete}");
+                RequirementResult {
                     requirement,
-                    outcome: Outcome::Fail,
+                    outcome: RequirementOutcome::Fail,
                     seen,
                     mend: Some(mend.to_owned()),
                 }
@@ -119,9 +124,9 @@ impl Search {
             (_, _) => {
                 let mend = "build the image without it (a later layer only hides it), and give it to runs instead";
                 let seen = format!("{}{more}", self.found.join(", "));
-                Line {
+                RequirementResult {
                     requirement,
-                    outcome: Outcome::Fail,
+                    outcome: RequirementOutcome::Fail,
                     seen,
                     mend: Some(mend.to_owned()),
                 }
@@ -131,22 +136,23 @@ impl Search {
 
     fn found(&mut self, place: &str, why: &str) {
         self.count += 1;
-        if self.found.len() < MOST_FOUND {
+        if self.found.len() < MAX_FINDINGS {
             self.found.push(format!("{place} ({why})"));
         }
     }
 
-    fn bound(&mut self, what: String) {
-        if self.incomplete.len() < MOST_FOUND {
+    fn add_incomplete(&mut self, what: String) {
+        if self.incomplete.len() < MAX_FINDINGS {
             self.incomplete.push(what);
         }
     }
 
-    /// An image of an ordinary user's store gives nobody what only root of the image had; inside it cannot be read either.
+    /// In an image store of an ordinary user, files that only root of the image could read are
+    /// unreadable for everyone, so they cannot be read in a sandbox either.
     fn failed(&mut self, path: &str, error: &io::Error) {
         match error.kind() {
             io::ErrorKind::PermissionDenied => self.unread += 1,
-            _ => self.bound(format!("/{path}: {error}")),
+            _ => self.add_incomplete(format!("/{path}: {error}")),
         }
     }
 
@@ -159,11 +165,11 @@ impl Search {
                 }
             }
             Err(WalkError::TooMany { limit, .. }) => {
-                self.bound(format!("there are more than {limit} files and folders"));
+                self.add_incomplete(format!("there are more than {limit} files and folders"));
             }
             Err(WalkError::TooDeep { path, .. }) => {
                 let path = path.to_string_lossy();
-                self.bound(format!("/{path} is deeper than {DEEPEST} folders"));
+                self.add_incomplete(format!("/{path} is deeper than {MAX_DEPTH} folders"));
             }
             Err(WalkError::Read { path, source }) => self.failed(&path.to_string_lossy(), &source),
         }
@@ -173,19 +179,20 @@ impl Search {
         let path = &*entry.path.to_string_lossy();
         let size = u64::try_from(entry.stat.st_size).unwrap_or(u64::MAX);
         let known = patterns::file(path);
-        if known == patterns::File::Secret {
+        if known == patterns::FileHint::Secret {
             return self.found(&format!("/{path}"), "its name is that of a credential");
         }
         let of_packages = path
             .split('/')
             .next()
-            .is_some_and(|top| OF_PACKAGES.contains(&top));
-        let of_no_use = known == patterns::File::Plain || patterns::is_for_show(path);
-        if size > LARGEST_READ || (of_packages && of_no_use) {
+            .is_some_and(|top| PACKAGE_FOLDERS.contains(&top));
+        let of_no_use = known == patterns::FileHint::Plain || patterns::is_example(path);
+        if size > MAX_FILE_BYTES || (of_packages && of_no_use) {
             return;
         }
-        if self.read.saturating_add(size) > MOST_READ {
-            return self.bound(format!("small files hold more than {MOST_READ} bytes"));
+        if self.read.saturating_add(size) > MAX_READ_BYTES {
+            return self
+                .add_incomplete(format!("small files hold more than {MAX_READ_BYTES} bytes"));
         }
         let bytes = match read(walk, entry) {
             Ok(bytes) => bytes,
@@ -194,7 +201,7 @@ impl Search {
         self.read += bytes.len() as u64;
         match (known, patterns::key_in(&bytes)) {
             (_, Some(kind)) => self.found(&format!("/{path}"), kind),
-            (patterns::File::Holds(words), None) if patterns::contains(&bytes, words) => {
+            (patterns::FileHint::Holds(words), None) if patterns::contains(&bytes, words) => {
                 self.found(&format!("/{path}"), words);
             }
             (_, None) => {}
@@ -202,11 +209,11 @@ impl Search {
     }
 }
 
-/// Never waits: what looked like a plain file a moment ago may be a pipe by now.
+/// Never blocks: the entry may have been replaced by a pipe since it was examined.
 fn read(walk: &Walk, entry: &WalkEntry) -> io::Result<Vec<u8>> {
     let file = walk.parent()?.read_file(entry.name())?;
     let mut bytes = Vec::new();
-    io::Read::read_to_end(&mut io::Read::take(file, LARGEST_READ), &mut bytes)?;
+    io::Read::read_to_end(&mut io::Read::take(file, MAX_FILE_BYTES), &mut bytes)?;
     Ok(bytes)
 }
 

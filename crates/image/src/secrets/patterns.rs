@@ -1,20 +1,20 @@
-//! What credentials look like: names of files, names of variables, the beginnings that their makers gave them.
+//! Patterns of credentials: file names, variable names, and the prefixes of providers' keys.
 
-/// What the name of a file says about it.
+/// What a file's name says about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum File {
-    /// It is a credential.
+pub(super) enum FileHint {
+    /// The file is a credential.
     Secret,
-    /// It is one if it holds these words.
+    /// The file is a credential if it contains this text.
     Holds(&'static str),
-    /// Its name says that it is a key; only its contents say whether a private one.
+    /// The file is a key by its name; its contents decide whether a private one.
     Key,
     /// Nothing.
     Plain,
 }
 
-/// Files that are credentials whenever they are there, by the end of their path.
-const SECRET: [&str; 14] = [
+/// Suffixes of paths that are always credentials.
+const SECRET_SUFFIXES: [&str; 14] = [
     ".aws/credentials",
     ".netrc",
     "_netrc",
@@ -31,8 +31,8 @@ const SECRET: [&str; 14] = [
     ".terraform.d/credentials.tfrc.json",
 ];
 
-/// Files that are credentials if they hold some words.
-const HOLDS: [(&str, &str); 6] = [
+/// Suffixes of paths that are credentials if they contain a text.
+const SECRET_SUFFIXES_BY_CONTENT: [(&str, &str); 6] = [
     (".npmrc", "_auth"),
     (".yarnrc.yml", "npmAuthToken"),
     (".pypirc", "password"),
@@ -41,8 +41,8 @@ const HOLDS: [(&str, &str); 6] = [
     (".cargo/credentials.toml", "token"),
 ];
 
-/// Beginnings of keys, how many more characters they have at least, and whose they are.
-const KEYS: [(&str, usize, &str); 20] = [
+/// Prefixes of keys, the minimum of further characters, and their provider.
+const KEY_PREFIXES: [(&str, usize, &str); 20] = [
     ("AKIA", 16, "an AWS key"),
     ("ASIA", 16, "an AWS key"),
     ("ghp_", 36, "a GitHub token"),
@@ -65,8 +65,8 @@ const KEYS: [(&str, usize, &str); 20] = [
     ("hf_", 34, "a Hugging Face token"),
 ];
 
-/// Judges a path relative to the root, by its name alone.
-pub(super) fn file(path: &str) -> File {
+/// Classifies a path relative to the root, by its name alone.
+pub(super) fn file(path: &str) -> FileHint {
     let ends = |end: &str| {
         path == end
             || path
@@ -75,37 +75,38 @@ pub(super) fn file(path: &str) -> File {
     };
     let name = path.rsplit('/').next().unwrap_or_default();
     let of_ssh = path.contains(".ssh/") || path.starts_with("etc/ssh/");
-    if SECRET.iter().any(|end| ends(end)) {
-        return File::Secret;
+    if SECRET_SUFFIXES.iter().any(|end| ends(end)) {
+        return FileHint::Secret;
     }
     if of_ssh
         && (name.starts_with("id_") || name.starts_with("ssh_host_"))
         && !name.ends_with(".pub")
     {
-        return File::Secret;
+        return FileHint::Secret;
     }
-    match HOLDS.iter().find(|(end, _)| ends(end)) {
-        Some((_, words)) => File::Holds(words),
+    match SECRET_SUFFIXES_BY_CONTENT.iter().find(|(end, _)| ends(end)) {
+        Some((_, words)) => FileHint::Holds(words),
         None if [".pem", ".key", ".p8"]
             .iter()
             .any(|end| name.ends_with(end)) =>
         {
-            File::Key
+            FileHint::Key
         }
-        None => File::Plain,
+        None => FileHint::Plain,
     }
 }
 
-/// Whether a file lies where packages keep what their tests and documents need, such as keys that the world knows.
-pub(super) fn is_for_show(path: &str) -> bool {
+/// Whether a file lies in a folder for tests or documentation, such as keys that are public
+/// knowledge.
+pub(super) fn is_example(path: &str) -> bool {
     const FOLDERS: [&str; 8] = [
         "test", "tests", "testdata", "testing", "example", "examples", "doc", "samples",
     ];
     path.split('/').any(|part| FOLDERS.contains(&part))
 }
 
-/// Whether a variable is called like a credential and is set. The official Python images have `GPG_KEY`: the
-/// fingerprint of a public key.
+/// Whether a variable has the name of a credential and a value. The official Python images set
+/// `GPG_KEY`: the fingerprint of a public key.
 pub(super) fn is_suspicious_variable(name: &str, value: &str) -> bool {
     const WORDS: [&str; 8] = [
         "TOKEN",
@@ -123,22 +124,24 @@ pub(super) fn is_suspicious_variable(name: &str, value: &str) -> bool {
     called_so && name != "GPG_KEY" && !value.trim().is_empty()
 }
 
-/// Whose key is in there, if any is.
+/// Kind of the first key in the bytes, if any.
 pub(super) fn key_in(bytes: &[u8]) -> Option<&'static str> {
     if has_private_key(bytes) {
         return Some("a private key");
     }
-    KEYS.iter()
+    KEY_PREFIXES
+        .iter()
         .find(|(start, length, _)| has_key(bytes, start.as_bytes(), *length))
         .map(|(_, _, kind)| *kind)
 }
 
-/// Whether the words are in there.
+/// Whether the bytes contain the text.
 pub(super) fn contains(bytes: &[u8], words: &str) -> bool {
     positions(bytes, words.as_bytes()).next().is_some()
 }
 
-/// A header of PEM for a private key, with something below it: programs that read keys hold the header alone.
+/// A PEM header of a private key followed by data: programs that read keys contain the header
+/// alone.
 fn has_private_key(bytes: &[u8]) -> bool {
     const HEADER: &[u8] = b"PRIVATE KEY-----";
     positions(bytes, HEADER).any(|at| {
@@ -160,7 +163,7 @@ fn has_private_key(bytes: &[u8]) -> bool {
     })
 }
 
-/// The beginning, not within a word, with enough characters of a key behind it.
+/// The prefix at the start of a word, followed by enough characters of a key.
 fn has_key(bytes: &[u8], start: &[u8], length: usize) -> bool {
     let of_key = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_".contains(byte);
     positions(bytes, start).any(|at| {

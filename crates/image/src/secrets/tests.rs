@@ -1,7 +1,7 @@
 use super::*;
 use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
-/// A tree in a temporary folder that goes away with it.
+/// A temporary tree, removed when dropped.
 struct Tree(PathBuf);
 
 impl Tree {
@@ -19,9 +19,9 @@ impl Tree {
         self
     }
 
-    fn search(&self) -> Search {
+    fn search(&self) -> CredentialScan {
         let root = Dir::open(&self.0).unwrap();
-        Search::tree(&root).unwrap()
+        CredentialScan::tree(&root).unwrap()
     }
 }
 
@@ -31,7 +31,7 @@ impl Drop for Tree {
     }
 }
 
-/// Put together here, so that nobody takes this file for a leak.
+/// Assembled here, so that scanners do not take this file for a leak.
 fn private_key() -> String {
     format!(
         "-----BEGIN {} KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEF\n-----END {0} KEY-----\n",
@@ -65,7 +65,7 @@ fn each_kind_of_credential_is_found_at_its_place_and_not_shown() {
             "{path}: {search:?}"
         );
         let line = search.line();
-        assert_eq!(line.outcome, Outcome::Fail);
+        assert_eq!(line.outcome, RequirementOutcome::Fail);
         assert!(
             line.seen.starts_with(&format!("/{path} (")) && !line.seen.contains(&github),
             "{line:?}"
@@ -96,7 +96,7 @@ fn what_only_looks_like_one_is_left_alone() {
         .search();
     assert_eq!(
         (search.found.clone(), search.line().outcome),
-        (Vec::new(), Outcome::Pass)
+        (Vec::new(), RequirementOutcome::Pass)
     );
 }
 
@@ -115,50 +115,50 @@ fn links_are_not_followed_and_what_is_no_file_is_not_opened() {
         0,
     )
     .unwrap();
-    assert_eq!(tree.search().line().outcome, Outcome::Pass);
+    assert_eq!(tree.search().line().outcome, RequirementOutcome::Pass);
     assert_eq!(
         outside.search().line().outcome,
-        Outcome::Fail,
+        RequirementOutcome::Fail,
         "the key is one where it can be seen"
     );
 }
 
 #[test]
 fn a_tree_too_deep_to_look_through_is_not_called_clean() {
-    let deep = "d/".repeat(DEEPEST + 2);
+    let deep = "d/".repeat(MAX_DEPTH + 2);
     let line = Tree::new("deep")
         .with(&format!("{deep}x"), "x")
         .search()
         .line();
-    assert_eq!(line.outcome, Outcome::Fail);
+    assert_eq!(line.outcome, RequirementOutcome::Fail);
     assert!(line.seen.contains("deeper than"), "{line:?}");
 }
 
 #[test]
 fn what_could_not_be_read_is_told_and_hides_nothing_else() {
-    let unread = Search {
+    let unread = CredentialScan {
         unread: 2,
         entries: 9,
-        ..Search::default()
+        ..CredentialScan::default()
     };
     assert_eq!(
         (unread.line().outcome, unread.line().seen.as_str()),
-        (Outcome::Warn, "9 looked at, 2 could not be read")
+        (RequirementOutcome::Warn, "9 examined, 2 could not be read")
     );
     let mut found = unread.clone();
     found.found("/x", "a private key");
-    assert_eq!(found.line().outcome, Outcome::Fail);
-    let bounded = Search {
+    assert_eq!(found.line().outcome, RequirementOutcome::Fail);
+    let bounded = CredentialScan {
         incomplete: vec!["too deep".to_owned()],
         ..unread
     };
-    assert_eq!(bounded.line().outcome, Outcome::Fail);
+    assert_eq!(bounded.line().outcome, RequirementOutcome::Fail);
 }
 
 #[test]
 fn variables_are_judged_by_name_and_by_value() {
     let of = |variable: &str| {
-        let mut search = Search::default();
+        let mut search = CredentialScan::default();
         search.config(&ImageConfig {
             env: vec![variable.to_owned()],
             ..ImageConfig::default()

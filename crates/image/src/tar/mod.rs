@@ -1,21 +1,23 @@
-//! Reads tar as archives and layers are written: ustar, GNU and pax. One header at a time, each part of it bounded;
-//! contents are for the caller to read. Where writers differ, the rules are those of Go's reader, which made the layers.
+//! Tar reader for archives and layers: ustar, GNU and pax. Reads one header at a time, each part of
+//! it bounded; the caller reads the contents. Where formats differ, the rules are those of Go's
+//! reader, which most tools use.
 
 mod pax;
 mod sparse;
 
-use pax::Pax;
-pub use sparse::Piece;
+use pax::PaxRecords;
+pub use sparse::DataSegment;
 use std::io::{self, BufRead, BufReader, Read, Seek};
 
 const BLOCK: usize = 512;
 const BLOCK_BYTES: u64 = BLOCK as u64;
-/// Extended attributes travel in pax records, and one may have 64 KiB.
-const LONGEST_EXTENSION: u64 = 1 << 20;
+/// Maximum bytes of an extension header. Extended attributes travel in pax records, and one may
+/// have 64 KiB.
+const MAX_EXTENSION_BYTES: u64 = 1 << 20;
 
-/// Bytes in order, some of which nobody wants.
-pub trait Input: BufRead {
-    /// Leaves bytes out.
+/// A byte stream that can be skipped.
+pub trait TarInput: BufRead {
+    /// Skips bytes.
     fn skip(&mut self, mut count: u64) -> io::Result<()> {
         while count > 0 {
             let there = self.fill_buf()?.len();
@@ -30,30 +32,30 @@ pub trait Input: BufRead {
     }
 }
 
-impl Input for &[u8] {}
+impl TarInput for &[u8] {}
 
-impl<R: Input> Input for &mut R {
+impl<R: TarInput> TarInput for &mut R {
     fn skip(&mut self, count: u64) -> io::Result<()> {
         (**self).skip(count)
     }
 }
 
-impl<R: Read + Seek> Input for BufReader<R> {
-    /// Whether there are so many bytes is not looked at.
+impl<R: Read + Seek> TarInput for BufReader<R> {
+    /// Does not check that the bytes exist: reading later fails instead.
     fn skip(&mut self, count: u64) -> io::Result<()> {
         let far = i64::try_from(count).map_err(|_| io::ErrorKind::UnexpectedEof)?;
         self.seek_relative(far)
     }
 }
 
-/// What an entry is.
+/// Type of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum TarEntryKind {
     /// A regular file.
     File,
     /// A folder.
     Folder,
-    /// Another name of an entry.
+    /// A hard link to an earlier entry.
     HardLink,
     /// A symbolic link.
     SymbolicLink,
@@ -61,42 +63,42 @@ pub enum Kind {
     Special,
 }
 
-/// One entry, as it describes itself. Nothing of it has been checked but its form.
+/// One entry as its header describes it. Only the syntax has been checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Header {
-    /// Its name: any bytes but NUL.
+pub struct TarHeader {
+    /// Path; any bytes but NUL.
     pub path: Vec<u8>,
-    /// Where a link leads.
+    /// Target of a link.
     pub link: Vec<u8>,
-    /// What it is.
-    pub kind: Kind,
-    /// The size of the file, holes included.
+    /// Type.
+    pub kind: TarEntryKind,
+    /// Size of the file, holes included.
     pub size: u64,
-    /// The owner; the largest number stands for all that are larger.
+    /// Owner; larger numbers are clamped.
     pub uid: u32,
-    /// The group, likewise.
+    /// Group; larger numbers are clamped.
     pub gid: u32,
-    /// The lower twelve bits of its mode.
+    /// The lower twelve bits of the mode.
     pub mode: u16,
-    /// Seconds since 1970; none before.
+    /// Modification time in seconds since 1970; earlier times are 0.
     pub mtime: u64,
-    /// Of a file with holes, what lies between them.
-    pub pieces: Option<Vec<Piece>>,
+    /// Data segments of a sparse file.
+    pub segments: Option<Vec<DataSegment>>,
 }
 
-/// Why bytes are not read as tar.
+/// Why bytes are not valid tar.
 #[derive(Debug, thiserror::Error)]
 pub enum TarError {
-    /// The input failed.
+    /// Reading failed.
     #[error("it cannot be read")]
     Read(#[source] io::Error),
     /// The input ended early.
     #[error("it ends in the middle of an entry")]
     Truncated,
-    /// Not tar.
+    /// The input is not tar.
     #[error("it is no tar archive: {0}")]
     Form(&'static str),
-    /// A kind that nobody unpacks.
+    /// The entry type is not supported.
     #[error("it has an entry of the unknown type `{}`", .0.escape_ascii())]
     Type(u8),
 }
@@ -110,22 +112,22 @@ impl From<io::Error> for TarError {
     }
 }
 
-/// A tar stream: `next`, then as much of the contents as is wanted, and so on.
+/// Tar reader: `next`, then as much of the contents as needed, and so on.
 #[derive(Debug)]
-pub struct Tar<R> {
+pub struct TarReader<R> {
     input: R,
     position: u64,
-    /// Of the contents of the entry.
+    /// Remaining bytes of the entry's contents.
     left: u64,
-    /// What fills its last block.
+    /// Padding of its last block.
     padding: u64,
     ended: bool,
 }
 
-impl<R: Input> Tar<R> {
+impl<R: TarInput> TarReader<R> {
     /// Reads nothing yet.
     pub fn new(input: R) -> Self {
-        Tar {
+        TarReader {
             input,
             position: 0,
             left: 0,
@@ -134,17 +136,18 @@ impl<R: Input> Tar<R> {
         }
     }
 
-    /// How many bytes of the input lie behind; after `next` the contents begin here.
+    /// Bytes read so far; after `next` the contents start here.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// How many bytes of contents are left to read. Of a file with holes only what lies between them is there.
+    /// Remaining bytes of contents. Of a sparse file only the data segments are stored.
     pub fn left(&self) -> u64 {
         self.left
     }
 
-    /// The next bytes of the contents, straight from the buffer; empty at their end. `consume` takes them.
+    /// The next bytes of the contents, directly from the buffer; empty at their end. `consume`
+    /// removes them.
     pub fn contents(&mut self) -> Result<&[u8], TarError> {
         if self.left == 0 {
             return Ok(&[]);
@@ -159,46 +162,49 @@ impl<R: Input> Tar<R> {
         Ok(&there[..part])
     }
 
-    /// Takes bytes that `contents` has shown.
+    /// Consumes bytes that `contents` returned.
     pub fn consume(&mut self, count: usize) {
         self.input.consume(count);
         self.left -= count as u64;
         self.position += count as u64;
     }
 
-    /// What follows the end of the archive, straight from the buffer; empty at the end of the input.
+    /// Bytes after the end of the archive, directly from the buffer; empty at the end of the input.
     pub fn rest(&mut self) -> Result<&[u8], TarError> {
-        match self.ended {
-            true => Ok(self.input.fill_buf()?),
-            false => Ok(&[]),
+        if self.ended {
+            Ok(self.input.fill_buf()?)
+        } else {
+            Ok(&[])
         }
     }
 
-    /// Takes bytes that `rest` has shown.
+    /// Consumes bytes that `rest` returned.
     pub fn skip_tail(&mut self, count: usize) {
         self.input.consume(count);
     }
 
-    /// The input, behind everything that was read.
+    /// The input, positioned after everything that was read.
     pub fn into_input(self) -> R {
         self.input
     }
 
-    /// The next entry; none at the end of the archive.
+    /// The next entry; `None` at the end of the archive.
     #[allow(
         clippy::should_implement_trait,
         reason = "an entry's contents have to be read before the next"
     )]
-    pub fn next(&mut self) -> Result<Option<Header>, TarError> {
-        let (mut pax, mut long_name, mut long_link) = (Pax::default(), None, None);
+    pub fn next(&mut self) -> Result<Option<TarHeader>, TarError> {
+        let mut pax = PaxRecords::default();
+        let mut long_name = None;
+        let mut long_link = None;
         loop {
             self.skip_rest()?;
             let Some(block) = self.header_block()? else {
                 return Ok(None);
             };
-            let raw = Raw(&block);
+            let raw = RawHeader(&block);
             match raw.type_flag() {
-                b'x' => pax = Pax::read(&self.extension(&raw)?)?,
+                b'x' => pax = PaxRecords::read(&self.extension(&raw)?)?,
                 b'g' => drop(self.extension(&raw)?),
                 b'L' => long_name = Some(until_nul(&self.extension(&raw)?).to_vec()),
                 b'K' => long_link = Some(until_nul(&self.extension(&raw)?).to_vec()),
@@ -209,31 +215,38 @@ impl<R: Input> Tar<R> {
 
     fn entry(
         &mut self,
-        raw: &Raw<'_>,
-        mut pax: Pax,
+        raw: &RawHeader<'_>,
+        mut pax: PaxRecords,
         long_name: Option<Vec<u8>>,
         long_link: Option<Vec<u8>>,
-    ) -> Result<Header, TarError> {
+    ) -> Result<TarHeader, TarError> {
         let stored = pax.size.map_or_else(|| raw.size(), Ok)?;
         let path = long_name
             .or(pax.sparse_name.take())
             .or(pax.path.take())
             .unwrap_or_else(|| raw.path());
-        let kind = kind_of(raw.type_flag(), &path)?;
+        let kind = entry_kind(raw.type_flag(), &path)?;
         let link = long_link
             .or(pax.link.take())
             .unwrap_or_else(|| until_nul(&raw.0[157..257]).to_vec());
         if path.contains(&0) || link.contains(&0) {
             return Err(TarError::Form("a name has a NUL in it"));
         }
-        // As Go has it: only files have contents, whatever the header says.
-        let stored = if kind == Kind::File { stored } else { 0 };
-        self.begin(stored);
-        let (size, pieces) = match kind {
-            Kind::File => self.pieces(raw, &pax, stored)?,
-            Kind::Folder | Kind::HardLink | Kind::SymbolicLink | Kind::Special => (0, None),
+        // As in Go: only files have contents, whatever the header says.
+        let stored = if kind == TarEntryKind::File {
+            stored
+        } else {
+            0
         };
-        Ok(Header {
+        self.begin(stored);
+        let (size, segments) = match kind {
+            TarEntryKind::File => self.segments(raw, &pax, stored)?,
+            TarEntryKind::Folder
+            | TarEntryKind::HardLink
+            | TarEntryKind::SymbolicLink
+            | TarEntryKind::Special => (0, None),
+        };
+        Ok(TarHeader {
             path,
             link,
             kind,
@@ -244,7 +257,7 @@ impl<R: Input> Tar<R> {
             mtime: pax
                 .mtime
                 .unwrap_or_else(|| number(&raw.0[136..148]).unwrap_or(0)),
-            pieces,
+            segments,
         })
     }
 
@@ -286,10 +299,10 @@ impl<R: Input> Tar<R> {
         Ok(block)
     }
 
-    /// The contents of a header that only describes the next one.
-    fn extension(&mut self, raw: &Raw<'_>) -> Result<Vec<u8>, TarError> {
+    /// Contents of a header that describes the next one.
+    fn extension(&mut self, raw: &RawHeader<'_>) -> Result<Vec<u8>, TarError> {
         let size = raw.size()?;
-        if size > LONGEST_EXTENSION {
+        if size > MAX_EXTENSION_BYTES {
             return Err(TarError::Form("a header is longer than 1 MiB"));
         }
         self.begin(size);
@@ -303,24 +316,25 @@ impl<R: Input> Tar<R> {
     }
 }
 
-fn kind_of(flag: u8, path: &[u8]) -> Result<Kind, TarError> {
+fn entry_kind(flag: u8, path: &[u8]) -> Result<TarEntryKind, TarError> {
     Ok(match flag {
-        // Before there were types, a folder was what ends in a slash. A file of that name has contents, which are no
-        // headers: who takes it for a folder reads another layer than everybody else.
-        0 if path.ends_with(b"/") => Kind::Folder,
-        0 | b'0' | b'7' | b'S' => Kind::File,
-        b'1' => Kind::HardLink,
-        b'2' => Kind::SymbolicLink,
-        b'3' | b'4' | b'6' => Kind::Special,
-        b'5' => Kind::Folder,
+        // In the oldest format, a path with a trailing slash is a folder. A file of that name has
+        // contents, and these are no headers: a reader that takes it for a folder sees a different
+        // layer than the others.
+        0 if path.ends_with(b"/") => TarEntryKind::Folder,
+        0 | b'0' | b'7' | b'S' => TarEntryKind::File,
+        b'1' => TarEntryKind::HardLink,
+        b'2' => TarEntryKind::SymbolicLink,
+        b'3' | b'4' | b'6' => TarEntryKind::Special,
+        b'5' => TarEntryKind::Folder,
         other => return Err(TarError::Type(other)),
     })
 }
 
-/// A header block, by its fields.
-struct Raw<'a>(&'a [u8; BLOCK]);
+/// A header block.
+struct RawHeader<'a>(&'a [u8; BLOCK]);
 
-impl Raw<'_> {
+impl RawHeader<'_> {
     fn type_flag(&self) -> u8 {
         self.0[156]
     }
@@ -357,7 +371,7 @@ fn until_nul(field: &[u8]) -> &[u8] {
     &field[..end]
 }
 
-/// Octal digits, or GNU's binary form; nothing for what is neither, negative, or too large.
+/// Octal digits, or GNU's binary format; `None` if invalid, negative or too large.
 fn number(field: &[u8]) -> Option<u64> {
     if field[0] & 0x80 != 0 {
         let digits = std::iter::once(field[0] & 0x7f).chain(field[1..].iter().copied());
@@ -375,7 +389,8 @@ fn number(field: &[u8]) -> Option<u64> {
 
 /// Some old writers summed signed bytes.
 fn check_sum(block: &[u8; BLOCK]) -> Result<(), TarError> {
-    let (mut plain, mut signed) = (0_i64, 0_i64);
+    let mut plain = 0_i64;
+    let mut signed = 0_i64;
     for (at, byte) in block.iter().enumerate() {
         let byte = if (148..156).contains(&at) {
             b' '
@@ -386,8 +401,9 @@ fn check_sum(block: &[u8; BLOCK]) -> Result<(), TarError> {
         signed += i64::from(byte.cast_signed());
     }
     let written = number(&block[148..156]).and_then(|sum| i64::try_from(sum).ok());
-    match written.is_some_and(|sum| sum == plain || sum == signed) {
-        true => Ok(()),
-        false => Err(TarError::Form("the checksum of a header is wrong")),
+    if written.is_some_and(|sum| sum == plain || sum == signed) {
+        Ok(())
+    } else {
+        Err(TarError::Form("the checksum of a header is wrong"))
     }
 }

@@ -1,17 +1,18 @@
-//! The records of a pax header, `LENGTH KEY=VALUE\n`, and of them the few that matter here.
+//! Records of a pax header, `LENGTH KEY=VALUE\n`; only the relevant keys are kept.
 
-use super::{TarError, sparse::Piece};
+use super::{TarError, sparse::DataSegment};
 
-/// What pax records say in place of the header that follows.
+/// Values that replace those of the following header.
 #[derive(Debug, Default)]
-pub(super) struct Pax {
+pub(super) struct PaxRecords {
     pub(super) path: Option<Vec<u8>>,
     pub(super) link: Option<Vec<u8>>,
     pub(super) size: Option<u64>,
     pub(super) uid: Option<u32>,
     pub(super) gid: Option<u32>,
     pub(super) mtime: Option<u64>,
-    /// GNU's names for files with holes: versions 0.0 and 0.1 list the pieces here, 1.0 before the contents.
+    /// GNU's keys for sparse files: versions 0.0 and 0.1 list the segments here, 1.0 before the
+    /// contents.
     pub(super) sparse_name: Option<Vec<u8>>,
     pub(super) sparse_size: Option<u64>,
     pub(super) sparse_numbers: Option<Vec<u64>>,
@@ -20,9 +21,9 @@ pub(super) struct Pax {
 
 const BAD: TarError = TarError::Form("a pax record is malformed");
 
-impl Pax {
-    pub(super) fn read(mut bytes: &[u8]) -> Result<Pax, TarError> {
-        let mut pax = Pax::default();
+impl PaxRecords {
+    pub(super) fn read(mut bytes: &[u8]) -> Result<PaxRecords, TarError> {
+        let mut pax = PaxRecords::default();
         while !bytes.is_empty() {
             let (record, rest) = split(bytes).ok_or(BAD)?;
             let equals = record.iter().position(|byte| *byte == b'=').ok_or(BAD)?;
@@ -32,7 +33,7 @@ impl Pax {
         Ok(pax)
     }
 
-    /// An empty value means that the header's own counts.
+    /// An empty value means that the header's own value applies.
     fn take(&mut self, key: &[u8], value: &[u8]) -> Result<(), TarError> {
         let words = || (!value.is_empty()).then(|| value.to_vec());
         let number = || {
@@ -74,14 +75,14 @@ impl Pax {
         Ok(())
     }
 
-    /// The pieces that the records list, if they do.
-    pub(super) fn listed(&self) -> Option<Vec<Piece>> {
+    /// The segments that the records list, if any.
+    pub(super) fn listed(&self) -> Option<Vec<DataSegment>> {
         let numbers = self.sparse_numbers.as_ref()?;
         Some(
             numbers
                 .chunks(2)
-                .map(|two| Piece {
-                    at: two[0],
+                .map(|two| DataSegment {
+                    offset: two[0],
                     size: two.get(1).copied().unwrap_or(0),
                 })
                 .collect(),
@@ -89,7 +90,7 @@ impl Pax {
     }
 }
 
-/// The first record without its length and end, and what follows it.
+/// The first record without its length and newline, and the rest.
 fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let space = bytes.iter().take(20).position(|byte| *byte == b' ')?;
     let length = usize::try_from(decimal(&bytes[..space])?).ok()?;
@@ -106,7 +107,7 @@ pub(super) fn decimal(text: &[u8]) -> Option<u64> {
     }
 }
 
-/// The whole seconds of a time; a time before 1970 counts as none.
+/// The whole seconds of a time; `None` if it is before 1970.
 fn seconds(text: &[u8]) -> Option<u64> {
     let whole = text.split(|byte| *byte == b'.').next()?;
     decimal(whole)

@@ -1,64 +1,67 @@
-//! Files with holes, in GNU's four ways of writing them. The size that counts is the one with the holes: a few bytes
-//! of archive can claim a file of any size.
+//! Sparse files in GNU's four formats. The size includes holes: a few bytes of archive can declare
+//! a file of any size.
 
 use super::{
-    BLOCK, Input, Raw, Tar, TarError, number,
-    pax::{Pax, decimal},
+    BLOCK, RawHeader, TarError, TarInput, TarReader, number,
+    pax::{PaxRecords, decimal},
 };
 
-/// More than any file that was not made to hurt.
-const MOST_PIECES: usize = 1 << 16;
+/// Maximum segments, above that of any legitimate file.
+const MAX_SEGMENTS: usize = 1 << 16;
 
-/// Contents between holes.
+/// A data segment between holes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// Where in the file.
-    pub at: u64,
-    /// How many bytes.
+pub struct DataSegment {
+    /// Offset in the file.
+    pub offset: u64,
+    /// Size in bytes.
     pub size: u64,
 }
 
-impl<R: Input> Tar<R> {
-    /// The size of a file, and where its contents belong if it has holes.
-    pub(super) fn pieces(
+impl<R: TarInput> TarReader<R> {
+    /// Size of a file, and its data segments if it is sparse.
+    pub(super) fn segments(
         &mut self,
-        raw: &Raw<'_>,
-        pax: &Pax,
+        raw: &RawHeader<'_>,
+        pax: &PaxRecords,
         stored: u64,
-    ) -> Result<(u64, Option<Vec<Piece>>), TarError> {
-        let (size, pieces) = if raw.type_flag() == b'S' {
+    ) -> Result<(u64, Option<Vec<DataSegment>>), TarError> {
+        let (size, segments) = if raw.type_flag() == b'S' {
             let size = number(&raw.0[483..495]).ok_or(TarError::Form("a size is no number"))?;
-            (size, self.pieces_of_header(raw)?)
+            (size, self.segments_of_header(raw)?)
         } else if pax.sparse_in_contents {
             (
                 pax.sparse_size.unwrap_or(stored),
-                self.pieces_of_contents()?,
+                self.segments_of_contents()?,
             )
-        } else if let Some(pieces) = pax.listed() {
-            (pax.sparse_size.unwrap_or(stored), pieces)
+        } else if let Some(segments) = pax.listed() {
+            (pax.sparse_size.unwrap_or(stored), segments)
         } else {
             return Ok((stored, None));
         };
-        check(&pieces, size, self.left())?;
-        Ok((size, Some(pieces)))
+        check(&segments, size, self.left())?;
+        Ok((size, Some(segments)))
     }
 
-    /// Four in the header, and twenty-one in each block that follows while the last says so.
-    fn pieces_of_header(&mut self, raw: &Raw<'_>) -> Result<Vec<Piece>, TarError> {
-        let mut pieces = Vec::new();
-        add(&mut pieces, &raw.0[386..482])?;
+    /// Reads four segments in the header, and twenty-one in each extension block.
+    fn segments_of_header(&mut self, raw: &RawHeader<'_>) -> Result<Vec<DataSegment>, TarError> {
+        let mut segments = Vec::new();
+        add(&mut segments, &raw.0[386..482])?;
         let mut more = raw.0[482] != 0;
         while more {
             let block = self.block()?;
-            add(&mut pieces, &block[..504])?;
+            add(&mut segments, &block[..504])?;
             more = block[504] != 0;
         }
-        Ok(pieces)
+        Ok(segments)
     }
 
-    /// Decimal numbers, a line each, in whole blocks: how many pieces, then place and size of each.
-    fn pieces_of_contents(&mut self) -> Result<Vec<Piece>, TarError> {
-        let (mut numbers, mut line, mut wanted) = (Vec::new(), Vec::new(), 1);
+    /// Reads decimal numbers, one per line, in whole blocks: the number of segments, then offset
+    /// and size of each.
+    fn segments_of_contents(&mut self) -> Result<Vec<DataSegment>, TarError> {
+        let mut numbers = Vec::new();
+        let mut line = Vec::new();
+        let mut wanted = 1;
         while numbers.len() < wanted {
             for byte in self.block_of_contents()? {
                 match byte {
@@ -67,7 +70,7 @@ impl<R: Input> Tar<R> {
                         line.clear();
                         if numbers.len() == 1 {
                             let count = usize::try_from(numbers[0]).unwrap_or(usize::MAX);
-                            wanted = 1 + 2 * count.min(MOST_PIECES + 1);
+                            wanted = 1 + 2 * count.min(MAX_SEGMENTS + 1);
                         }
                     }
                     byte if numbers.len() < wanted && line.len() < 20 => line.push(byte),
@@ -75,14 +78,14 @@ impl<R: Input> Tar<R> {
                     _ => {}
                 }
             }
-            if numbers.len() > 2 * MOST_PIECES {
+            if numbers.len() > 2 * MAX_SEGMENTS {
                 return Err(TOO_MANY);
             }
         }
         Ok(numbers[1..]
             .chunks_exact(2)
-            .map(|two| Piece {
-                at: two[0],
+            .map(|two| DataSegment {
+                offset: two[0],
                 size: two[1],
             })
             .collect())
@@ -108,31 +111,33 @@ impl<R: Input> Tar<R> {
 const BAD: TarError = TarError::Form("the holes of a file are malformed");
 const TOO_MANY: TarError = TarError::Form("a file has more than 65536 holes");
 
-fn add(pieces: &mut Vec<Piece>, fields: &[u8]) -> Result<(), TarError> {
+fn add(segments: &mut Vec<DataSegment>, fields: &[u8]) -> Result<(), TarError> {
     for field in fields.chunks_exact(24).take_while(|field| field[0] != 0) {
         let at = number(&field[..12]).ok_or(BAD)?;
         let size = number(&field[12..]).ok_or(BAD)?;
-        pieces.push(Piece { at, size });
+        segments.push(DataSegment { offset: at, size });
     }
-    if pieces.len() > MOST_PIECES {
+    if segments.len() > MAX_SEGMENTS {
         Err(TOO_MANY)
     } else {
         Ok(())
     }
 }
 
-/// In order, apart, within the file, and together as long as what the archive holds.
-fn check(pieces: &[Piece], size: u64, stored: u64) -> Result<(), TarError> {
-    if pieces.len() > MOST_PIECES {
+/// Checks that segments are sorted, disjoint, within the file, and together as long as the stored
+/// contents.
+fn check(segments: &[DataSegment], size: u64, stored: u64) -> Result<(), TarError> {
+    if segments.len() > MAX_SEGMENTS {
         return Err(TOO_MANY);
     }
-    let (mut end, mut sum) = (0, 0_u64);
-    for piece in pieces {
-        if piece.at < end {
+    let mut end = 0;
+    let mut sum = 0_u64;
+    for segment in segments {
+        if segment.offset < end {
             return Err(BAD);
         }
-        end = piece.at.checked_add(piece.size).ok_or(BAD)?;
-        sum = sum.checked_add(piece.size).ok_or(BAD)?;
+        end = segment.offset.checked_add(segment.size).ok_or(BAD)?;
+        sum = sum.checked_add(segment.size).ok_or(BAD)?;
     }
     if end <= size && sum == stored {
         Ok(())

@@ -1,6 +1,6 @@
-//! A small writer of tar and of OCI layouts, honest or not, and a store that is gone with its test.
+//! Writers for tar and OCI layouts, valid or not, and an image store that is removed with its test.
 
-use image::{ImageError, Images, Limits, Loaded, Source, Stored};
+use image::{ImageError, ImageLimits, ImageSource, ImageStore, LoadOutcome, StoredImage};
 use sha2::{Digest as _, Sha256};
 use std::{
     fs,
@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-/// A folder of one test.
+/// A temporary folder.
 pub(crate) struct World {
     pub(crate) folder: PathBuf,
 }
@@ -31,36 +31,36 @@ impl World {
         self.folder.join(name)
     }
 
-    pub(crate) fn images(&self) -> Images {
-        Images::open(self.path("images")).unwrap()
+    pub(crate) fn images(&self) -> ImageStore {
+        ImageStore::open(self.path("images")).unwrap()
     }
 
     /// Writes an archive of these layers and loads it as `test`.
-    pub(crate) fn load(&self, layers: &[Layer]) -> Result<Loaded, ImageError> {
-        self.load_with(&Archive::new(layers), &Limits::default())
+    pub(crate) fn load(&self, layers: &[Layer]) -> Result<LoadOutcome, ImageError> {
+        self.load_with(&Archive::new(layers), &ImageLimits::default())
     }
 
     pub(crate) fn load_with(
         &self,
         archive: &Archive,
-        limits: &Limits,
-    ) -> Result<Loaded, ImageError> {
+        limits: &ImageLimits,
+    ) -> Result<LoadOutcome, ImageError> {
         let path = self.path("archive.tar");
         fs::write(&path, archive.oci()).unwrap();
         self.images().load(
-            Source::Path(path),
+            ImageSource::Path(path),
             Some("test".parse().unwrap()),
             limits,
             &mut |_| {},
         )
     }
 
-    /// What is wrong with these layers, in one line.
+    /// The error of loading these layers, in one line.
     pub(crate) fn refused(&self, layers: &[Layer]) -> String {
         told(&self.load(layers).expect_err("it is refused"))
     }
 
-    /// Names of everything left in the store, drafts included.
+    /// Names of everything in the store, drafts included.
     pub(crate) fn in_store(&self) -> Vec<String> {
         let mut names: Vec<_> = fs::read_dir(self.path("images"))
             .unwrap()
@@ -89,7 +89,7 @@ pub(crate) fn told(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Every path of a tree with what it is: `path mode contents`, `path/ mode`, `path -> target`.
+/// Every path of a tree as `path mode contents`, `path/ mode`, `path -> target`.
 pub(crate) fn tree(root: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut left = vec![root.to_owned()];
@@ -119,15 +119,15 @@ pub(crate) fn tree(root: &Path) -> Vec<String> {
     found
 }
 
-pub(crate) fn tree_of(stored: &Stored) -> Vec<String> {
+pub(crate) fn tree_of(stored: &StoredImage) -> Vec<String> {
     tree(stored.root())
 }
 
-/// A tar in the making.
+/// A tar archive being written.
 #[derive(Clone, Default)]
 pub(crate) struct Layer(pub(crate) Vec<u8>);
 
-/// One header, with fields that a test may spoil.
+/// One header, with fields that a test may change.
 #[derive(Clone)]
 pub(crate) struct Entry<'a> {
     pub(crate) name: &'a [u8],
@@ -193,7 +193,8 @@ impl Layer {
     }
 
     pub(crate) fn symlink(self, name: &str, target: &str) -> Layer {
-        let (name, link) = (name.as_bytes(), target.as_bytes());
+        let name = name.as_bytes();
+        let link = target.as_bytes();
         self.entry(&Entry {
             name,
             link,
@@ -220,7 +221,7 @@ impl Layer {
         })
     }
 
-    /// A pax header of these records for the entry that follows.
+    /// A pax header with these records for the next entry.
     pub(crate) fn pax(self, records: &[(&str, &[u8])]) -> Layer {
         let mut bytes = Vec::new();
         for (key, value) in records {
@@ -242,7 +243,7 @@ impl Layer {
         self.entry(&entry).contents(&bytes)
     }
 
-    /// GNU's header for the long name (`L`) or target (`K`) of the entry that follows.
+    /// GNU's header for the long name (`L`) or target (`K`) of the next entry.
     pub(crate) fn long(self, flag: u8, text: &[u8]) -> Layer {
         let text = [text, b"\0"].concat();
         let entry = Entry {
@@ -254,7 +255,7 @@ impl Layer {
         self.entry(&entry).contents(&text)
     }
 
-    /// A header alone.
+    /// A header without contents.
     pub(crate) fn entry(mut self, entry: &Entry<'_>) -> Layer {
         let mut block = [0_u8; 512];
         let mut put = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);
@@ -271,7 +272,7 @@ impl Layer {
         self
     }
 
-    /// Contents, filled up to whole blocks.
+    /// Contents, padded to whole blocks.
     pub(crate) fn contents(mut self, bytes: &[u8]) -> Layer {
         self.0.extend_from_slice(bytes);
         self.0.resize(self.0.len().div_ceil(512) * 512, 0);
@@ -284,7 +285,7 @@ impl Layer {
     }
 }
 
-/// With its checksum.
+/// Adds the checksum.
 pub(crate) fn summed(mut block: [u8; 512]) -> [u8; 512] {
     block[148..156].copy_from_slice(b"        ");
     let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
@@ -300,10 +301,10 @@ pub(crate) fn digest(bytes: &[u8]) -> String {
     format!("sha256:{hex}")
 }
 
-/// An image of some layers, as any of the layouts that tools write.
+/// An image of some layers, in the layouts that tools write.
 #[derive(Clone)]
 pub(crate) struct Archive {
-    /// As they lie there; compressed or not.
+    /// Layers as stored; compressed or not.
     pub(crate) layers: Vec<Vec<u8>>,
     pub(crate) diff_ids: Vec<String>,
     pub(crate) config: serde_json::Value,
@@ -358,7 +359,7 @@ impl Archive {
         document.to_string().into_bytes()
     }
 
-    /// Everything that its manifest leads to, and itself, by name.
+    /// The manifest and everything that it refers to, by name.
     pub(crate) fn blobs(&self) -> Vec<(String, Vec<u8>)> {
         let all = self
             .layers
@@ -368,7 +369,7 @@ impl Archive {
         all.map(|bytes| (blob_name(&bytes), bytes)).collect()
     }
 
-    /// In OCI's layout.
+    /// The image in OCI layout.
     pub(crate) fn oci(&self) -> Vec<u8> {
         let index = serde_json::json!({
             "schemaVersion": 2, "manifests": [descriptor(OCI_MANIFEST, &self.manifest())],
@@ -382,7 +383,7 @@ impl Archive {
         tar_of(&files)
     }
 
-    /// As `docker save` wrote it for years.
+    /// The image as older versions of `docker save` wrote it.
     pub(crate) fn saved(&self, tags: &[&str]) -> Vec<u8> {
         let config = self.configuration();
         let name = format!("{}.json", &digest(&config)[7..]);

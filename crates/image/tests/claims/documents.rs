@@ -1,10 +1,10 @@
-//! Archives and layouts as tools write them, and as they must not be.
+//! Archives and layouts as tools write them, and invalid ones.
 
 use crate::common::{
     Archive, HERE, Layer, OCI_INDEX, OCI_MANIFEST, World, blob_name, descriptor, digest, tar_of,
     told, tree_of,
 };
-use image::{ImageError, Limits, Loaded, Source};
+use image::{ImageError, ImageLimits, ImageSource, LoadOutcome};
 use serde_json::json;
 use std::{
     fs::{self, File},
@@ -17,16 +17,16 @@ fn small() -> Archive {
     Archive::new(&[Layer::new().file("a", "1"), Layer::new().file("b", "2")])
 }
 
-fn load(world: &World, source: Source, name: Option<&str>) -> Result<Loaded, ImageError> {
+fn load(world: &World, source: ImageSource, name: Option<&str>) -> Result<LoadOutcome, ImageError> {
     let name = name.map(|name| name.parse().unwrap());
     world
         .images()
-        .load(source, name, &Limits::default(), &mut |_| {})
+        .load(source, name, &ImageLimits::default(), &mut |_| {})
 }
 
-fn load_bytes(world: &World, bytes: &[u8], name: Option<&str>) -> Result<Loaded, ImageError> {
+fn load_bytes(world: &World, bytes: &[u8], name: Option<&str>) -> Result<LoadOutcome, ImageError> {
     fs::write(world.path("archive"), bytes).unwrap();
-    load(world, Source::Path(world.path("archive")), name)
+    load(world, ImageSource::Path(world.path("archive")), name)
 }
 
 fn refused(bytes: &[u8]) -> String {
@@ -55,7 +55,7 @@ fn an_image_is_the_same_however_it_is_packed() {
     let first = load_bytes(&world, &archive.oci(), Some("oci")).unwrap();
     assert!(first.fresh);
     let others = [
-        load(&world, Source::Path(folder), Some("folder")).unwrap(),
+        load(&world, ImageSource::Path(folder), Some("folder")).unwrap(),
         load_bytes(&world, &archive.saved(&["saved:1", "saved:2"]), None).unwrap(),
         load_bytes(&world, &gzip.finish().unwrap(), Some("gzip")).unwrap(),
         load_bytes(&world, &zstd, Some("zstd")).unwrap(),
@@ -95,7 +95,7 @@ fn an_archive_may_come_through_a_pipe() {
         .spawn()
         .unwrap();
     let pipe: std::os::fd::OwnedFd = cat.stdout.take().unwrap().into();
-    let loaded = load(&world, Source::File(File::from(pipe)), Some("piped")).unwrap();
+    let loaded = load(&world, ImageSource::File(File::from(pipe)), Some("piped")).unwrap();
     assert!(cat.wait().unwrap().success());
     assert_eq!(tree_of(&loaded.image), ["a 444 1", "b 444 2"]);
     assert_eq!(
@@ -155,11 +155,12 @@ fn a_folder_is_read_through_no_link() {
         json!({ "schemaVersion": 2, "manifests": [descriptor(OCI_MANIFEST, &archive.manifest())] });
     fs::write(world.path("layout/index.json"), index.to_string()).unwrap();
     std::os::unix::fs::symlink(world.path("elsewhere"), world.path("layout/blobs/sha256")).unwrap();
-    let refused = told(&load(&world, Source::Path(world.path("layout")), Some("x")).unwrap_err());
+    let refused =
+        told(&load(&world, ImageSource::Path(world.path("layout")), Some("x")).unwrap_err());
     assert!(refused.contains("cannot read"), "{refused}");
     fs::remove_file(world.path("layout/blobs/sha256")).unwrap();
     fs::rename(world.path("elsewhere"), world.path("layout/blobs/sha256")).unwrap();
-    assert!(load(&world, Source::Path(world.path("layout")), Some("x")).is_ok());
+    assert!(load(&world, ImageSource::Path(world.path("layout")), Some("x")).is_ok());
 }
 
 /// An archive of these blobs with this list on top.
@@ -188,7 +189,7 @@ fn of_several_platforms_this_machines_is_taken_and_its_absence_is_told() {
     let all = json!([other, note, for_platform(&here.manifest(), "linux", HERE)]);
     let world = World::new();
     assert!(load_bytes(&world, &with_index(&blobs, all.clone()), Some("flat")).is_ok());
-    // The same behind another index, whose digest is then a name, too.
+    // The same image behind another index, whose digest becomes a name, too.
     let inner = json!({ "schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": all })
         .to_string()
         .into_bytes();
@@ -208,7 +209,7 @@ fn of_several_platforms_this_machines_is_taken_and_its_absence_is_told() {
             .unwrap()
             .is_some()
     );
-    // What is for this machine, too, may be left out below an index, if something is there.
+    // An image for this platform may be missing below an index, if another one is there.
     let twice = json!([
         for_platform(b"not here", "linux", HERE),
         for_platform(&here.manifest(), "linux", HERE)
@@ -269,7 +270,7 @@ fn long_lists_are_refused_before_they_are_kept() {
     let mut manifest: serde_json::Value = serde_json::from_slice(&archive.manifest()).unwrap();
     manifest["layers"] = json!(layers);
     let long = manifest.to_string().into_bytes();
-    // Named twice, so that none of them is chosen.
+    // Named twice, so that neither is selected.
     let index = with_index(
         std::slice::from_ref(&long),
         json!([
@@ -282,7 +283,8 @@ fn long_lists_are_refused_before_they_are_kept() {
 
 #[test]
 fn of_several_images_one_has_to_be_named() {
-    let (one, two) = (small(), Archive::new(&[Layer::new().file("c", "3")]));
+    let one = small();
+    let two = Archive::new(&[Layer::new().file("c", "3")]);
     let named = |archive: &Archive, name: &str| {
         let mut described = descriptor(OCI_MANIFEST, &archive.manifest());
         described["annotations"] = json!({ "org.opencontainers.image.ref.name": name });
@@ -331,7 +333,7 @@ fn a_blob_that_is_not_what_was_promised_is_refused() {
         archive.configuration(),
         archive.manifest(),
     ] {
-        assert!(spoilt(blob_name(&bytes), &flip).contains("is not what its digest says"));
+        assert!(spoilt(blob_name(&bytes), &flip).contains("does not match its digest"));
         assert!(spoilt(blob_name(&bytes), &|bytes| bytes.push(b' ')).contains("should have"));
     }
     let mut blobs = archive.blobs();
@@ -357,7 +359,7 @@ fn a_saved_configuration_has_the_digest_that_is_its_name() {
     assert!(load_bytes(&World::new(), &good, None).is_ok());
     let told = refused(&bad);
     assert!(
-        told.contains("is not what its digest says") || told.contains("EOF"),
+        told.contains("does not match its digest") || told.contains("EOF"),
         "{told}"
     );
 }
@@ -436,7 +438,7 @@ fn a_pinned_name_takes_only_what_it_pins() {
     let told = load_bytes(&world, &archive.oci(), Some(&pin(&digest(b"other"))))
         .unwrap_err()
         .to_string();
-    assert!(told.contains("is not what its digest says"), "{told}");
+    assert!(told.contains("does not match its digest"), "{told}");
     assert!(
         world
             .images()

@@ -1,11 +1,11 @@
-//! Layers that attack: each is refused by name, leaves nothing in the store and nothing outside, and a well-behaved twin
+//! Hostile layers: each is refused by name and leaves nothing in the store or outside; a valid twin
 //! of it loads.
 
 use crate::common::{Archive, Entry, Layer, World, told, tree_of};
-use image::Limits;
+use image::ImageLimits;
 use std::fs;
 
-/// Refuses `bad` with these words, and loads `good`.
+/// Refuses `bad` with this message, and loads `good`.
 fn refused_but_for(bad: &[Layer], words: &str, good: &[Layer]) {
     let world = World::new();
     fs::write(world.path("canary"), "alive").unwrap();
@@ -126,7 +126,7 @@ fn whiteouts_do_not_reach_out() {
     }
     refused_but_for(
         &[Layer::new().file(".wh.a/b", "")],
-        "called like a whiteout",
+        "the name of a whiteout",
         &[Layer::new().file("wh.a/b", "")],
     );
 }
@@ -161,7 +161,7 @@ fn the_root_stays_a_folder() {
     ] {
         refused_but_for(
             &[layer],
-            "place of the root",
+            "replaces the root",
             &[Layer::new().owned_folder("./", 0o700, 0, 0)],
         );
     }
@@ -218,11 +218,12 @@ fn links_in_circles_end() {
 
 #[test]
 fn a_tree_cannot_grow_deeper_by_links_than_by_names() {
-    // Each link stands for two hundred folders more.
+    // Each link adds two hundred folders.
     let step = "d/".repeat(200);
     let mut layer = Layer::new();
     for number in 0..3 {
-        let (from, to) = (format!("l{number}"), format!("l{}", number + 1));
+        let from = format!("l{number}");
+        let to = format!("l{}", number + 1);
         let name = if number == 0 {
             step.clone()
         } else {
@@ -246,7 +247,7 @@ fn a_tree_cannot_grow_deeper_by_links_than_by_names() {
     refused_but_for(&[layer], "deeper than 255", &[good]);
 }
 
-fn load_with(layers: &[Layer], limits: &Limits) -> Result<(), String> {
+fn load_with(layers: &[Layer], limits: &ImageLimits) -> Result<(), String> {
     let world = World::new();
     let loaded = world
         .load_with(&Archive::new(layers), limits)
@@ -260,7 +261,7 @@ fn load_with(layers: &[Layer], limits: &Limits) -> Result<(), String> {
 
 #[test]
 fn each_bound_is_named_when_it_is_hit_and_what_just_fits_loads() {
-    let limits = Limits {
+    let limits = ImageLimits {
         unpacked_bytes: 1 << 20,
         file_bytes: 1 << 16,
         entries: 20,
@@ -271,7 +272,7 @@ fn each_bound_is_named_when_it_is_hit_and_what_just_fits_loads() {
             layer.file(&number.to_string(), "")
         })
     };
-    // 19 folders in one name.
+    // One name with 19 folders.
     let deep = |name: &str| Layer::new().file(&format!("{}{name}", "d/".repeat(19)), "");
     let large = |size: usize| Layer::new().file("large", &"x".repeat(size));
     let wide = |count| {
@@ -325,16 +326,16 @@ fn each_bound_is_named_when_it_is_hit_and_what_just_fits_loads() {
 
 #[test]
 fn a_bomb_ends_at_the_bound_in_little_time_and_memory() {
-    let limits = Limits {
+    let limits = ImageLimits {
         unpacked_bytes: 8 << 20,
-        ..Limits::default()
+        ..ImageLimits::default()
     };
     let gzip = |bytes: &[u8]| {
         let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         std::io::Write::write_all(&mut gzip, bytes).unwrap();
         gzip.finish().unwrap()
     };
-    // A gigabyte of nothing, a mebibyte at a time: in one file, and behind the end of the archive.
+    // A gigabyte of zeros, a mebibyte at a time: in one file, and after the end of the archive.
     let zeros = gzip(&[0; 1 << 20]).repeat(1024);
     let compressed = |start: &[u8]| [gzip(start), zeros.clone()].concat();
     let file = Layer::new()
@@ -355,7 +356,7 @@ fn a_bomb_ends_at_the_bound_in_little_time_and_memory() {
         assert!(refused.contains(words), "{refused}");
         assert_eq!(world.in_store(), Vec::<String>::new());
     }
-    // Five mebibytes behind the end of each: one layer fits, two do not.
+    // Five mebibytes after the end of each: one layer fits, two do not.
     let small = || Layer([Layer::new().bytes(), vec![0; 5 << 20]].concat());
     load_with(&[small()], &limits).unwrap();
     let refused = load_with(&[small(), small()], &limits).unwrap_err();
@@ -364,7 +365,7 @@ fn a_bomb_ends_at_the_bound_in_little_time_and_memory() {
         "{refused}"
     );
     let holes = super::layers::gnu_sparse(b"hole", 1 << 34, &[], b"");
-    let refused = load_with(&[holes], &Limits::default()).unwrap_err();
+    let refused = load_with(&[holes], &ImageLimits::default()).unwrap_err();
     assert!(
         refused.contains("a file in it has more than 8G"),
         "{refused}"
@@ -395,7 +396,7 @@ fn what_is_no_tar_is_refused() {
     let mut spoilt = Layer::new().file("a", "x");
     spoilt.0[0] = b'b';
     refused_but_for(&[spoilt], "checksum", &good);
-    // Two blocks of nothing end an archive, so that here the header has a file that is not there.
+    // Two zero blocks end an archive, so the header here describes a file that is not there.
     let short = Layer::new().entry(&Entry {
         name: b"a",
         size: 5000,

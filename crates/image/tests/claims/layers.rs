@@ -1,7 +1,7 @@
-//! What layers may do to one another, and what honest ones look like.
+//! What valid layers contain, and how they change each other.
 
 use crate::common::{Archive, Entry, Layer, World, tree_of};
-use image::Limits;
+use image::ImageLimits;
 use std::{
     fs,
     os::unix::fs::MetadataExt,
@@ -42,7 +42,7 @@ fn an_opaque_folder_hides_all_that_lies_below_it_and_nothing_of_its_own_layer() 
         .file("a/old", "")
         .folder("a/both/")
         .file("a/both/old", "");
-    // The sign may stand before or after what the layer itself has.
+    // The marker may come before or after the layer's own entries.
     let first = Layer::new()
         .folder("a/")
         .file("a/.wh..wh..opq", "")
@@ -339,7 +339,7 @@ fn a_file_with_holes_is_whole_in_each_way_of_writing_it() {
     );
 }
 
-/// A file with holes in GNU's old way.
+/// A sparse file in GNU's old format.
 pub(crate) fn gnu_sparse(name: &[u8], size: u64, pieces: &[(u64, u64)], stored: &[u8]) -> Layer {
     let entry = Entry {
         name,
@@ -372,7 +372,7 @@ fn layers_may_be_compressed_and_are_checked_as_both() {
         let mut archive = plain.clone();
         archive.media_type += end;
         archive.layers = vec![bytes];
-        let loaded = world.load_with(&archive, &Limits::default()).unwrap();
+        let loaded = world.load_with(&archive, &ImageLimits::default()).unwrap();
         assert_eq!(tree_of(&loaded.image), ["a 444 hello"]);
         assert_eq!(
             loaded.image.id().as_str(),
@@ -383,11 +383,11 @@ fn layers_may_be_compressed_and_are_checked_as_both() {
         world.images().remove(&"test".parse().unwrap()).unwrap();
         archive.diff_ids = vec![crate::common::digest(b"other")];
         let refused = world
-            .load_with(&archive, &Limits::default())
+            .load_with(&archive, &ImageLimits::default())
             .unwrap_err()
             .to_string();
         assert!(
-            refused.contains("decompressed, is not what its digest says"),
+            refused.contains("decompressed, does not match its digest"),
             "{refused}"
         );
         assert_eq!(world.in_store(), Vec::<String>::new());

@@ -9,5 +9,5 @@ mod common;
 mod documents;
 mod hostile;
 mod layers;
-mod rights;
+mod permissions;
 mod store;

@@ -1,22 +1,20 @@
-//! What the store does with honest images: load, find, list, remove, and what stays after a crash.
+//! Claims about the store with valid images: load, find, list, remove, and recovery after a crash.
 
 use crate::common::{self, Archive, Layer, World, tree_of};
-use image::{ImageError, Images, Limits, Loaded, Source};
+use image::{ImageError, ImageLimits, ImageSource, ImageStore, LoadOutcome};
 use std::{fs, os::unix::fs::PermissionsExt};
 
 #[test]
 fn what_is_loaded_is_found_by_its_name_and_its_digests_and_by_no_other() {
     let world = World::new();
     let archive = Archive::new(&[Layer::new().folder("etc/").file("etc/motd", "hello")]);
-    let loaded = world.load_with(&archive, &Limits::default()).unwrap();
+    let loaded = world.load_with(&archive, &ImageLimits::default()).unwrap();
     assert!(loaded.fresh);
     assert_eq!(tree_of(&loaded.image), ["etc/ 755", "etc/motd 444 hello"]);
     let images = world.images();
     let found = |name: &str| images.find(&name.parse().unwrap()).unwrap();
-    let (id, manifest) = (
-        common::digest(&archive.configuration()),
-        common::digest(&archive.manifest()),
-    );
+    let id = common::digest(&archive.configuration());
+    let manifest = common::digest(&archive.manifest());
     for name in [
         "test",
         "test:latest",
@@ -46,15 +44,15 @@ fn named(name: &str) -> spec::ImageRef {
     name.parse().unwrap()
 }
 
-fn load_as(world: &World, archive: &Archive, name: &str) -> Loaded {
+fn load_as(world: &World, archive: &Archive, name: &str) -> LoadOutcome {
     let path = world.path(&format!("{name}.tar"));
     fs::write(&path, archive.oci()).unwrap();
     world
         .images()
         .load(
-            Source::Path(path),
+            ImageSource::Path(path),
             Some(named(name)),
-            &Limits::default(),
+            &ImageLimits::default(),
             &mut |_| {},
         )
         .unwrap()
@@ -129,7 +127,7 @@ fn a_list_shows_each_name_and_what_is_damaged() {
         [("a:latest".to_owned(), 3), ("b:latest".to_owned(), 3)]
     );
     assert_eq!(listing.problems, Vec::<String>::new());
-    // Power is lost before the file is on disk.
+    // Power loss before the file is on disk.
     fs::write(image.root().parent().unwrap().join("image.json"), "").unwrap();
     let listing = world.images().list().unwrap();
     assert_eq!(
@@ -178,17 +176,21 @@ fn many_may_load_find_and_remove_at_the_same_time() {
         .collect();
     std::thread::scope(|scope| {
         for worker in 0..6 {
-            let (world, paths) = (&world, &paths);
+            let world = &world;
+            let paths = &paths;
             scope.spawn(move || {
                 let images = world.images();
                 for round in 0..10 {
                     let number = (worker + round) % 3;
-                    let (source, name) = (
-                        Source::Path(paths[number].clone()),
-                        named(&format!("x{number}")),
-                    );
+                    let source = ImageSource::Path(paths[number].clone());
+                    let name = named(&format!("x{number}"));
                     let loaded = images
-                        .load(source, Some(name.clone()), &Limits::default(), &mut |_| {})
+                        .load(
+                            source,
+                            Some(name.clone()),
+                            &ImageLimits::default(),
+                            &mut |_| {},
+                        )
                         .unwrap();
                     assert_eq!(tree_of(&loaded.image), [format!("a 444 {number}")]);
                     match images.remove(&name) {
@@ -223,7 +225,7 @@ fn a_store_of_somebody_elses_is_not_opened() {
     let world = World::new();
     drop(world.images());
     fs::set_permissions(world.path("images"), fs::Permissions::from_mode(0o777)).unwrap();
-    assert!(Images::open(world.path("images")).is_err());
+    assert!(ImageStore::open(world.path("images")).is_err());
     fs::set_permissions(world.path("images"), fs::Permissions::from_mode(0o700)).unwrap();
-    assert!(Images::open(world.path("images")).is_ok());
+    assert!(ImageStore::open(world.path("images")).is_ok());
 }

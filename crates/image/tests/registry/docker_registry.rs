@@ -14,7 +14,8 @@ pub(crate) struct Registry {
     _configuration: Folder,
 }
 
-/// Whether there is a registry to start. Without one a test says so, and fails where nothing may be missing.
+/// Whether a registry is installed. Without one a test says so, and fails where all tools are
+/// required.
 pub(crate) fn available() -> bool {
     let found = Command::new("docker-registry")
         .arg("--version")
@@ -32,7 +33,7 @@ pub(crate) fn available() -> bool {
 }
 
 impl Registry {
-    /// Starts one on a storage, with further lines of configuration.
+    /// Starts a registry on a storage folder, with further lines of configuration.
     pub(crate) fn start(storage: &Path, http: &str, more: &str) -> Registry {
         let folder = Folder::new();
         let text = format!(
@@ -58,7 +59,7 @@ impl Registry {
             let (_, rest) = line.split_once("msg=\"listening on ")?;
             Some(rest.split(['"', ',']).next()?.to_owned())
         });
-        // Somebody must go on reading, or it stops at a full pipe.
+        // The log must be read, or the registry blocks on a full pipe.
         std::thread::spawn(move || told.for_each(drop));
         let address =
             ready.unwrap_or_else(|| panic!("docker-registry does not start: {:?}", child.wait()));
@@ -73,7 +74,7 @@ impl Registry {
         format!("{}/{rest}", self.address)
     }
 
-    /// Puts an image there, as anybody may who speaks HTTP.
+    /// Pushes an image over HTTP.
     pub(crate) async fn push(&self, repository: &str, tag: &str, image: &Image) {
         for blob in &image.blobs {
             self.push_blob(repository, blob).await;
@@ -130,7 +131,7 @@ impl Registry {
     }
 }
 
-/// The tests' own, to put things there.
+/// The tests' own HTTP client, for pushing.
 fn reqwest_client() -> reqwest::Client {
     _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder().no_proxy().build().unwrap()

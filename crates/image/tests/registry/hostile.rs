@@ -1,5 +1,5 @@
-//! A registry that lies, dawdles or leads astray. Each of its tricks is refused, and the same server without the
-//! trick is pulled from.
+//! Hostile registries: slow, lying or redirecting. Each trick is refused, and a pull from the same
+//! server without the trick succeeds.
 
 use crate::{
     image::{
@@ -8,7 +8,7 @@ use crate::{
     },
     server::{Ask, Server, head, reply},
 };
-use image::registry::{Event, Patience, PullError, Request, Transport};
+use image::registry::{PullError, PullEvent, PullOptions, RegistryTimeouts, Transport};
 use serde_json::json;
 use std::{
     io::{self, Write},
@@ -22,7 +22,7 @@ use std::{
 
 const KIND: &str = "Content-Type: application/vnd.oci.image.manifest.v1+json";
 
-/// Answers like an honest registry with one image.
+/// Answers like a correct registry with one image.
 fn honest(image: &Image, ask: &Ask, stream: &mut TcpStream) -> io::Result<()> {
     if ask.path.contains("/manifests/") {
         return reply(stream, 200, &[KIND], &image.manifest());
@@ -37,20 +37,24 @@ fn honest(image: &Image, ask: &Ask, stream: &mut TcpStream) -> io::Result<()> {
     }
 }
 
-/// A server that is honest but for requests whose path has `trick` in it.
+/// A correct server, except for requests whose path contains `trick`.
 fn lying(
     image: &Image,
     trick: &str,
     answer: impl Fn(&Ask, &mut TcpStream) -> io::Result<()> + Send + Sync + 'static,
 ) -> Server {
-    let (image, trick) = (image.clone(), trick.to_owned());
-    Server::new(move |ask, stream| match ask.path.contains(&trick) {
-        true => answer(ask, stream),
-        false => honest(&image, ask, stream),
+    let image = image.clone();
+    let trick = trick.to_owned();
+    Server::new(move |ask, stream| {
+        if ask.path.contains(&trick) {
+            answer(ask, stream)
+        } else {
+            honest(&image, ask, stream)
+        }
     })
 }
 
-fn plain(server: &Server) -> Request {
+fn plain(server: &Server) -> PullOptions {
     request(&server.name("x:1"))
 }
 
@@ -73,7 +77,7 @@ async fn a_blob_with_other_bytes_is_refused() {
     });
     refused(
         &plain(&server),
-        "is not what its digest says: it hashes to sha256:",
+        "does not match its digest: its digest is sha256:",
     )
     .await;
     assert_eq!(
@@ -116,7 +120,7 @@ async fn an_endless_body_ends_at_the_size_that_was_told() {
     .await;
     refused(
         &plain(&lying(&image, "manifests", endless)),
-        "bytes; at most 4194304 are taken",
+        "bytes; the maximum is 4194304",
     )
     .await;
 }
@@ -128,18 +132,19 @@ async fn a_huge_manifest_is_not_read() {
     });
     refused(
         &plain(&server),
-        "the answer has 4194305 bytes; at most 4194304 are taken",
+        "the answer has 4194305 bytes; the maximum is 4194304",
     )
     .await;
 }
 
 #[tokio::test]
 async fn a_manifest_for_another_digest_is_refused() {
-    let (asked, sent) = (small(), Image::new(here(), &[b"another"]));
+    let asked = small();
+    let sent = Image::new(here(), &[b"another"]);
     let server = lying(&sent, "no trick", |_, _| Ok(()));
     refused(
         &request(&server.name(&format!("x@{}", asked.digest()))),
-        "is not what its digest says",
+        "does not match its digest",
     )
     .await;
     arrives(
@@ -152,7 +157,7 @@ async fn a_manifest_for_another_digest_is_refused() {
         let other = format!("Docker-Content-Digest: sha256:{}", "0".repeat(64));
         reply(stream, 200, &[KIND, &other], &told)
     });
-    refused(&plain(&contradiction), "and is said to be sha256:000").await;
+    refused(&plain(&contradiction), "and the registry states sha256:000").await;
 }
 
 #[tokio::test]
@@ -187,7 +192,7 @@ async fn an_index_whose_manifest_is_another_or_an_index_again_is_refused() {
             },
         )
     });
-    refused(&plain(&nested), "it leads to another index").await;
+    refused(&plain(&nested), "it refers to another index").await;
 }
 
 #[tokio::test]
@@ -225,7 +230,7 @@ async fn old_foreign_and_odd_manifests_are_refused_by_name() {
     refused(&plain(&of(json!("hello"), DOCKER_MANIFEST)), "invalid type").await;
     let mut greedy = image.manifest.clone();
     greedy["layers"][0]["size"] = json!(u64::MAX);
-    refused(&plain(&of(greedy, MANIFEST)), "bytes; at most").await;
+    refused(&plain(&of(greedy, MANIFEST)), "bytes; the maximum is").await;
 }
 
 #[tokio::test]
@@ -246,20 +251,21 @@ async fn redirects_are_followed_without_credentials_and_not_for_ever() {
     });
     let there = strict.address;
     let server = lying(&image, &layer(&image), move |ask, stream| {
-        match ask.headers.contains_key("authorization") {
-            true => reply(
+        if ask.headers.contains_key("authorization") {
+            reply(
                 stream,
                 307,
                 &[&format!("Location: http://{there}{}?signature=s", ask.path)],
                 b"",
-            ),
-            false => reply(stream, 401, &["WWW-Authenticate: Basic realm=\"x\""], b""),
+            )
+        } else {
+            reply(stream, 401, &["WWW-Authenticate: Basic realm=\"x\""], b"")
         }
     });
     let mut request = plain(&server);
     request.credentials = Some(image::registry::Credentials::Password {
         user: "me".into(),
-        password: image::registry::Secret::new("hunter2"),
+        password: image::registry::RegistrySecret::new("hunter2"),
     });
     arrives(&request, &image).await;
     let seen = strict.asked();
@@ -294,7 +300,7 @@ async fn a_redirect_leads_to_no_other_scheme_and_carries_no_credentials() {
         ("file:///etc/passwd", "which is not http"),
         ("http://192.0.2.1/x", "which is plain http"),
         ("http://user:word@127.0.0.1/x", "with credentials in it"),
-        ("http://", "redirects to nowhere"),
+        ("http://", "its redirect has no valid address"),
     ] {
         let server = lying(&image, &layer(&image), move |_, stream| {
             reply(stream, 302, &[&format!("Location: {location}")], b"")
@@ -319,10 +325,10 @@ async fn a_slow_drip_is_given_up() {
     arrives(&request, &image).await;
     let server = lying(&image, &layer(&image), drip);
     request.name = server.name("x:1").parse().unwrap();
-    request.patience = Patience {
+    request.timeouts = RegistryTimeouts {
         idle: Duration::from_secs(1),
         attempts: 2,
-        ..request.patience
+        ..request.timeouts
     };
     let began = Instant::now();
     refused(&request, "less than 1 KiB came in 1 s").await;
@@ -332,7 +338,7 @@ async fn a_slow_drip_is_given_up() {
         Ok(())
     });
     request.name = silent.name("x:1").parse().unwrap();
-    refused(&request, "no answer within 1 s").await;
+    refused(&request, "no response within 1 s").await;
 }
 
 #[tokio::test]
@@ -368,7 +374,7 @@ async fn a_body_that_breaks_off_is_gone_on_with_where_it_was() {
         .events
         .iter()
         .map(|event| {
-            if let Event::Received(n) = event {
+            if let PullEvent::Received(n) = event {
                 *n
             } else {
                 0
@@ -399,7 +405,7 @@ async fn a_server_without_ranges_sends_it_all_again_and_one_with_wrong_ranges_is
     });
     let outcome = arrives(&plain(&whole), &image).await;
     assert!(
-        outcome.events.contains(&Event::Lost(20_000)),
+        outcome.events.contains(&PullEvent::Lost(20_000)),
         "{:?}",
         outcome.events
     );
@@ -417,7 +423,7 @@ async fn a_server_without_ranges_sends_it_all_again_and_one_with_wrong_ranges_is
             ),
         }
     });
-    refused(&plain(&wrong), "another part of it came than was asked for").await;
+    refused(&plain(&wrong), "it is not the requested range").await;
 }
 
 #[tokio::test]
@@ -439,21 +445,22 @@ async fn a_body_that_always_breaks_off_is_given_up() {
         stream.write_all(&[7])
     });
     let request = plain(&server);
-    let error = refused(&request, "broke off").await;
-    assert!(matches!(error, PullError::BrokenOff { .. }), "{error:?}");
+    let error = refused(&request, "interrupted").await;
+    assert!(matches!(error, PullError::Interrupted { .. }), "{error:?}");
     let tries = server
         .asked()
         .iter()
         .filter(|ask| ask.path.contains(&layer(&image)))
         .count();
-    assert_eq!(tries, request.patience.attempts as usize);
+    assert_eq!(tries, request.timeouts.attempts as usize);
 }
 
 #[tokio::test]
 async fn a_busy_registry_is_asked_again_when_it_says_and_not_if_that_is_too_long() {
     let image = small();
     let busy_once = |wait: &'static str| {
-        let (count, image) = (Arc::new(AtomicUsize::new(0)), image.clone());
+        let count = Arc::new(AtomicUsize::new(0));
+        let image = image.clone();
         Server::new(
             move |ask, stream| match count.fetch_add(1, Ordering::Relaxed) {
                 0 => reply(stream, 429, &[&format!("Retry-After: {wait}")], b""),
@@ -466,7 +473,7 @@ async fn a_busy_registry_is_asked_again_when_it_says_and_not_if_that_is_too_long
     assert!(began.elapsed() >= Duration::from_secs(1));
     refused(
         &plain(&busy_once("61")),
-        "asks to wait 61 s, longer than the 60 s that we wait",
+        "requests a pause of 61 s; the maximum is 60 s",
     )
     .await;
     let down = lying(&image, "manifests", |_, stream| {

@@ -1,6 +1,8 @@
-//! Images for the tests, and what a pull of one of them makes.
+//! Test images, and the result of pulling one.
 
-use image::registry::{Event, Patience, PullError, Pulled, Request, Transport, pull};
+use image::registry::{
+    PullError, PullEvent, PullOptions, PulledImage, RegistryTimeouts, Transport, pull,
+};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use spec::Digest;
@@ -21,7 +23,7 @@ pub(crate) const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.ma
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// An image: its blobs, and the manifest that names them.
+/// An image: its blobs, and its manifest.
 #[derive(Clone)]
 pub(crate) struct Image {
     pub(crate) manifest: Value,
@@ -29,7 +31,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// One for an architecture, with layers of these bytes.
+    /// An image for an architecture, with layers of these bytes.
     pub(crate) fn new(architecture: &str, layers: &[&[u8]]) -> Image {
         let config = json!({ "os": "linux", "architecture": architecture, "rootfs": { "type": "layers", "diff_ids": [] } });
         let config = config.to_string().into_bytes();
@@ -56,12 +58,12 @@ impl Image {
     }
 }
 
-/// A small one for this machine.
+/// A small image for this machine.
 pub(crate) fn small() -> Image {
     Image::new(here(), &[b"the first layer", b"the second layer"])
 }
 
-/// The architecture of this machine, as images call it.
+/// OCI name of this machine's architecture.
 pub(crate) fn here() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -82,7 +84,7 @@ pub(crate) fn descriptor(kind: &str, bytes: &[u8]) -> Value {
     json!({ "mediaType": kind, "digest": digest(bytes).as_str(), "size": bytes.len() })
 }
 
-/// A folder that is gone with the test.
+/// A temporary folder.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
@@ -102,36 +104,36 @@ impl Drop for Folder {
     }
 }
 
-/// What a pull left.
+/// The folder after a pull.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    pub(crate) pulled: Pulled,
+    pub(crate) pulled: PulledImage,
     /// Every file of the layout with its bytes.
     pub(crate) files: BTreeMap<PathBuf, Vec<u8>>,
-    pub(crate) events: Vec<Event>,
+    pub(crate) events: Vec<PullEvent>,
 }
 
-/// An ordinary request; tests change what they are about.
-pub(crate) fn request(name: &str) -> Request {
-    Request {
+/// Ordinary options; tests change what they are about.
+pub(crate) fn request(name: &str) -> PullOptions {
+    PullOptions {
         name: name.parse().unwrap(),
         platform: image::Platform::here(),
         transport: Transport::Secure,
         credentials: None,
-        most_bytes: 64 << 20,
-        patience: Patience {
+        max_bytes: 64 << 20,
+        timeouts: RegistryTimeouts {
             connect: Duration::from_secs(5),
             idle: Duration::from_secs(5),
-            first_wait: Duration::from_millis(5),
-            ..Patience::default()
+            first_pause: Duration::from_millis(5),
+            ..RegistryTimeouts::default()
         },
     }
 }
 
-/// Pulls; whatever comes of it, no file is called what it is not.
-pub(crate) async fn attempt(request: &Request) -> Result<Outcome, PullError> {
+/// Pulls; in any case no file has a name that its contents do not match.
+pub(crate) async fn attempt(request: &PullOptions) -> Result<Outcome, PullError> {
     let folder = Folder::new();
-    let events: Arc<Mutex<Vec<Event>>> = Arc::default();
+    let events: Arc<Mutex<Vec<PullEvent>>> = Arc::default();
     let watching = Arc::clone(&events);
     let watcher = Arc::new(move |event| watching.lock().unwrap().push(event));
     let pulled = pull(request, &folder.0, watcher).await;
@@ -157,8 +159,8 @@ pub(crate) async fn attempt(request: &Request) -> Result<Outcome, PullError> {
     })
 }
 
-/// Pulls what must come, complete.
-pub(crate) async fn arrives(request: &Request, image: &Image) -> Outcome {
+/// A pull that must succeed, completely.
+pub(crate) async fn arrives(request: &PullOptions, image: &Image) -> Outcome {
     let outcome = attempt(request)
         .await
         .unwrap_or_else(|error| panic!("{error}"));
@@ -180,8 +182,8 @@ pub(crate) async fn arrives(request: &Request, image: &Image) -> Outcome {
     outcome
 }
 
-/// Pulls what must not come; the message says why.
-pub(crate) async fn refused(request: &Request, why: &str) -> PullError {
+/// A pull that must fail; returns the message.
+pub(crate) async fn refused(request: &PullOptions, why: &str) -> PullError {
     match attempt(request).await {
         Ok(outcome) => panic!("it was pulled: {:?}", outcome.pulled),
         Err(error) => {
@@ -196,18 +198,18 @@ pub(crate) async fn refused(request: &Request, why: &str) -> PullError {
 }
 
 fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let (mut found, mut left) = (BTreeMap::new(), vec![folder.to_owned()]);
+    let mut found = BTreeMap::new();
+    let mut left = vec![folder.to_owned()];
     while let Some(path) = left.pop() {
-        match path.is_dir() {
-            true => left.extend(
+        if path.is_dir() {
+            left.extend(
                 fs::read_dir(&path)
                     .unwrap()
                     .map(|entry| entry.unwrap().path()),
-            ),
-            false => {
-                let name = path.strip_prefix(folder).unwrap().to_owned();
-                found.insert(name, fs::read(&path).unwrap());
-            }
+            )
+        } else {
+            let name = path.strip_prefix(folder).unwrap().to_owned();
+            found.insert(name, fs::read(&path).unwrap());
         }
     }
     found

@@ -1,4 +1,4 @@
-//! What comes from a real registry, and what does not.
+//! Pulls from a real registry, and refusals.
 
 use crate::{
     docker_registry::{Registry, available},
@@ -6,7 +6,7 @@ use crate::{
         Folder, INDEX, Image, MANIFEST, arrives, attempt, descriptor, refused, request, small,
     },
 };
-use image::registry::Event;
+use image::registry::PullEvent;
 use serde_json::json;
 
 async fn with_small() -> Option<(Folder, Registry, Image)> {
@@ -14,7 +14,8 @@ async fn with_small() -> Option<(Folder, Registry, Image)> {
         return None;
     }
     let storage = Folder::new();
-    let (registry, image) = (Registry::start(&storage.0, "", ""), small());
+    let registry = Registry::start(&storage.0, "", "");
+    let image = small();
     registry.push("team/tool", "1.2", &image).await;
     Some((storage, registry, image))
 }
@@ -36,7 +37,7 @@ async fn an_image_comes_by_its_tag_and_by_its_digest() {
         .events
         .iter()
         .map(|event| {
-            if let Event::Received(n) = event {
+            if let PullEvent::Received(n) = event {
                 *n
             } else {
                 0
@@ -45,13 +46,13 @@ async fn an_image_comes_by_its_tag_and_by_its_digest() {
         .sum();
     assert_eq!(
         (outcome.events.first(), received),
-        (Some(&Event::Begun { bytes, blobs: 3 }), bytes)
+        (Some(&PullEvent::Started { bytes, blobs: 3 }), bytes)
     );
     assert_eq!(
         outcome
             .events
             .iter()
-            .filter(|event| matches!(event, Event::Blob { .. }))
+            .filter(|event| matches!(event, PullEvent::Blob { .. }))
             .count(),
         3
     );
@@ -90,10 +91,8 @@ async fn of_an_index_the_manifest_of_the_platform_comes() {
     let Some((_storage, registry, _)) = with_small().await else {
         return;
     };
-    let (amd, arm) = (
-        Image::new("amd64", &[b"amd"]),
-        Image::new("arm64", &[b"arm"]),
-    );
+    let amd = Image::new("amd64", &[b"amd"]);
+    let arm = Image::new("arm64", &[b"arm"]);
     let mut entries = Vec::new();
     for (image, architecture) in [(&amd, "amd64"), (&arm, "arm64")] {
         registry.push("team/both", architecture, image).await;
@@ -122,17 +121,13 @@ async fn of_an_index_the_manifest_of_the_platform_comes() {
     absent.platform = "linux/riscv64".parse().unwrap();
     refused(
         &absent,
-        "is not made for linux/riscv64; it is made for linux/amd64, linux/arm64",
+        "is not for linux/riscv64, but for linux/amd64, linux/arm64",
     )
     .await;
-    // An image without an index says it in its configuration.
+    // An image without an index has its platform in the configuration.
     let mut alone = request(&registry.name("team/both:arm64"));
     alone.platform = "linux/amd64".parse().unwrap();
-    refused(
-        &alone,
-        "is not made for linux/amd64; it is made for linux/arm64",
-    )
-    .await;
+    refused(&alone, "is not for linux/amd64, but for linux/arm64").await;
 }
 
 #[tokio::test]
@@ -141,10 +136,10 @@ async fn an_image_larger_than_the_bound_is_refused_before_it_comes() {
         return;
     };
     let mut request = request(&registry.name("team/tool:1.2"));
-    request.most_bytes = image.blobs.iter().map(|blob| blob.len() as u64).sum();
+    request.max_bytes = image.blobs.iter().map(|blob| blob.len() as u64).sum();
     arrives(&request, &image).await;
-    request.most_bytes -= 1;
-    refused(&request, "bytes; at most").await;
+    request.max_bytes -= 1;
+    refused(&request, "bytes; the maximum is").await;
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! A server that does what a test tells it, on loopback: one thread a connection, one request a connection.
+//! A scripted HTTP server on loopback: one thread per connection, one request per connection.
 
 use std::{
     collections::BTreeMap,
@@ -11,17 +11,17 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-/// What was asked.
+/// A received request.
 #[derive(Clone, Debug)]
 pub(crate) struct Ask {
     pub(crate) method: String,
     pub(crate) path: String,
-    /// By names in lower case.
+    /// Headers, with names in lower case.
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) body: String,
 }
 
-/// Writes the answer.
+/// Writes the response.
 type Handler = dyn Fn(&Ask, &mut TcpStream) -> std::io::Result<()> + Send + Sync;
 
 pub(crate) struct Server {
@@ -37,7 +37,8 @@ impl Server {
     ) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let (asked, stop) = (Arc::default(), Arc::new(AtomicBool::new(false)));
+        let asked = Arc::default();
+        let stop = Arc::new(AtomicBool::new(false));
         let (log, end, handler): (Arc<Mutex<Vec<Ask>>>, _, Arc<Handler>) =
             (Arc::clone(&asked), Arc::clone(&stop), Arc::new(handler));
         let accepting = thread::spawn(move || {
@@ -45,7 +46,8 @@ impl Server {
                 if end.load(Ordering::Relaxed) {
                     break;
                 }
-                let (log, handler) = (Arc::clone(&log), Arc::clone(&handler));
+                let log = Arc::clone(&log);
+                let handler = Arc::clone(&handler);
                 thread::spawn(move || serve(stream, &log, &*handler));
             }
         });
@@ -57,12 +59,12 @@ impl Server {
         }
     }
 
-    /// The name of an image there.
+    /// The name of an image on this server.
     pub(crate) fn name(&self, rest: &str) -> String {
         format!("{}/{rest}", self.address)
     }
 
-    /// What was asked so far.
+    /// The requests received so far.
     pub(crate) fn asked(&self) -> Vec<Ask> {
         self.asked.lock().unwrap().clone()
     }
@@ -78,12 +80,13 @@ impl Drop for Server {
 
 fn serve(stream: TcpStream, log: &Mutex<Vec<Ask>>, handler: &Handler) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
-    // What is no HTTP is the beginning of TLS: like most servers of plain http, we say so in plain http.
+    // Anything but HTTP is the start of TLS: like most plain HTTP servers, this one responds in
+    // plain HTTP.
     let mut stream = stream;
     match read(&mut reader) {
         Some(ask) => {
             log.lock().unwrap().push(ask.clone());
-            // That the client has gone is what many tests are about.
+            // Many tests are about clients that disconnect.
             _ = handler(&ask, &mut stream);
         }
         None => _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"),
@@ -99,7 +102,8 @@ fn read(reader: &mut BufReader<TcpStream>) -> Option<Ask> {
     let mut line = String::from(char::from(first[0]));
     reader.read_line(&mut line).ok()?;
     let mut words = line.split_whitespace().map(str::to_owned);
-    let (method, path) = (words.next()?, words.next()?);
+    let method = words.next()?;
+    let path = words.next()?;
     let mut headers = BTreeMap::new();
     loop {
         let mut line = String::new();
@@ -122,7 +126,7 @@ fn read(reader: &mut BufReader<TcpStream>) -> Option<Ask> {
     })
 }
 
-/// An answer with these lines in its head.
+/// A response with these header lines.
 pub(crate) fn reply(
     stream: &mut TcpStream,
     status: u16,
@@ -134,7 +138,7 @@ pub(crate) fn reply(
     stream.write_all(body)
 }
 
-/// The head alone.
+/// The head of a response alone.
 pub(crate) fn head(stream: &mut TcpStream, status: u16, headers: &[&str]) -> std::io::Result<()> {
     let lines: String = headers.iter().map(|line| format!("{line}\r\n")).collect();
     stream.write_all(format!("HTTP/1.1 {status} X\r\nConnection: close\r\n{lines}\r\n").as_bytes())

@@ -1,13 +1,14 @@
-//! A real registry behind TLS: taken with its authority, refused without, and never asked in plain http instead.
+//! A real registry behind TLS: accepted with its CA, refused without, and never contacted by plain
+//! HTTP instead.
 
 use crate::{
+    authentication::openssl,
     docker_registry::{Registry, available},
     image::{Folder, arrives, refused, request, small},
-    proving::openssl,
 };
 use std::{fs, path::PathBuf, process::Command};
 
-/// A certificate for 127.0.0.1 and the authority that signed it.
+/// A certificate for 127.0.0.1 and the CA that signed it.
 struct Authority(Folder);
 
 impl Authority {
@@ -82,7 +83,7 @@ impl Authority {
     }
 }
 
-/// Authorities are read when a process starts to speak TLS, so that each claim needs one of its own.
+/// CAs are read once per process, so each claim needs a process of its own.
 fn in_a_process(test: &str, name: &str, authorities: Option<&PathBuf>) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -106,11 +107,13 @@ async fn a_registry_is_trusted_by_its_authority_and_not_otherwise() {
     if !available() {
         return;
     }
-    let (storage, authority) = (Folder::new(), Authority::new());
+    let storage = Folder::new();
+    let authority = Authority::new();
     Registry::start(&storage.0, "", "")
         .push("team/tool", "1", &small())
         .await;
-    let (certificate, key) = (authority.file("certificate.pem"), authority.file("key.pem"));
+    let certificate = authority.file("certificate.pem");
+    let key = authority.file("key.pem");
     let tls = format!(
         "  tls: {{certificate: {}, key: {}}}",
         certificate.display(),
@@ -124,7 +127,7 @@ async fn a_registry_is_trusted_by_its_authority_and_not_otherwise() {
         Some(&authority.file("ca.pem")),
     );
     in_a_process("tls::is_refused_for_its_certificate", &name, None);
-    // Of the right authority, and for another name.
+    // Signed by the right CA, but for another name.
     let other = name.replace("127.0.0.1", "localhost");
     in_a_process(
         "tls::is_refused_for_its_certificate",

@@ -1,18 +1,18 @@
-//! Artifacts in a bucket of S3 or GCS, or in memory, through `object_store`.
+//! Artifacts in a bucket (S3, GCS) or in memory, through `object_store`.
 //!
 //! ```text
 //! PREFIX/[@OWNER/]NAME/bytes/UNIQUE           written first, under a name that nobody else ever has
 //! PREFIX/[@OWNER/]NAME/VERSION/about.json     made only if absent; says which bytes are its own
 //! ```
-//! A version is there when its `about.json` is, and that comes in one piece, after the bytes: no reader sees half of
-//! one. Two writers cannot make the same `about.json`, and whoever loses takes the next number: no two share one. What
-//! a writer leaves that died in between is bytes that no `about.json` names; the sweep takes them after a day, which
-//! is longer than a writer may take. Parts of an upload that was never completed are invisible here: the bucket's own
-//! rule for incomplete uploads removes them.
+//! A version exists when its `about.json` does. That is created atomically after the bytes, so no
+//! reader sees a partial version. Two writers cannot create the same `about.json`; the loser takes
+//! the next number. A writer that dies in between leaves bytes that no `about.json` names; the
+//! sweep removes them after a day, which is longer than a writer may take. Parts of incomplete
+//! uploads are invisible here: the bucket's lifecycle rule removes them.
 
 use super::{
-    about::{self, About},
-    kept::{Owner, Spot, version_number},
+    metadata::{self, Metadata},
+    version::{ArtifactOwner, ArtifactVersion, parse_version},
 };
 use bytes::Bytes;
 use object_store::{
@@ -28,93 +28,100 @@ use std::{
 };
 use tokio::io::AsyncWriteExt;
 
-/// S3 takes 10,000 parts of at least 5 MiB; this many bytes wait in memory for each of the parts on their way.
-const PART: usize = 8 << 20;
-const PARTS_ON_THEIR_WAY: usize = 2;
-/// Bytes that nobody names are left alone for so long.
-pub(crate) const ABANDONED: Duration = Duration::from_secs(24 * 3600);
-/// Each lost race means that another writer won one.
-const TRIES: usize = 1000;
-/// Ten million keys, a thousand a page and ten pages a second; a server that always names a next page has not more.
-const LONGEST_WALK: Duration = Duration::from_secs(1000);
+/// Part size: S3 takes 10,000 parts of at least 5 MiB. Each part being uploaded is buffered in
+/// memory.
+const PART_BYTES: usize = 8 << 20;
+const CONCURRENT_PARTS: usize = 2;
+/// Age after which unnamed bytes are removed.
+pub(crate) const ABANDONED_AGE: Duration = Duration::from_secs(24 * 3600);
+/// Maximum lost races; each means that another writer succeeded.
+const MAX_ATTEMPTS: usize = 1000;
+/// Maximum time of a listing. Ten million keys take this long at ten pages of a thousand per
+/// second; a hostile server could return next pages for ever.
+const LISTING_TIMEOUT: Duration = Duration::from_secs(1000);
 const BYTES: &str = "bytes";
-const ABOUT: &str = "about.json";
+const METADATA_FILE: &str = "about.json";
 
 /// Artifacts in a bucket.
 #[derive(Clone, Debug)]
-pub(crate) struct Bucket {
+pub(crate) struct BucketBackend {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
 }
 
-/// Bytes on their way into a bucket.
+/// An upload in progress.
 #[derive(Debug)]
 pub(crate) struct Upload {
     writer: Option<BufWriter>,
     unique: String,
 }
 
-/// What one key is.
-enum Key {
-    About(Spot),
+/// A parsed object key.
+enum ObjectKey {
+    Metadata(ArtifactVersion),
     Bytes {
-        owner: Owner,
+        owner: ArtifactOwner,
         entry: String,
         unique: String,
     },
 }
 
-impl Bucket {
-    pub(crate) fn new(store: Arc<dyn ObjectStore>, prefix: &str) -> io::Result<Bucket> {
+impl BucketBackend {
+    pub(crate) fn new(store: Arc<dyn ObjectStore>, prefix: &str) -> io::Result<BucketBackend> {
         let prefix = Path::parse(prefix).map_err(io::Error::other)?;
-        Ok(Bucket { store, prefix })
+        Ok(BucketBackend { store, prefix })
     }
 
-    pub(crate) fn begin(&self, owner: &Owner, entry: &str) -> io::Result<Upload> {
+    pub(crate) fn begin(&self, owner: &ArtifactOwner, entry: &str) -> io::Result<Upload> {
         let unique = unique()?;
         let writer = BufWriter::with_capacity(
             self.store.clone(),
-            self.bytes_at(owner, entry, &unique)?,
-            PART,
+            self.bytes_key(owner, entry, &unique)?,
+            PART_BYTES,
         );
         Ok(Upload {
-            writer: Some(writer.with_max_concurrency(PARTS_ON_THEIR_WAY)),
+            writer: Some(writer.with_max_concurrency(CONCURRENT_PARTS)),
             unique,
         })
     }
 
-    /// Makes what was uploaded the next version of its name.
+    /// Publishes the uploaded bytes as the next version of their name.
     pub(crate) async fn publish(
         &self,
         upload: Upload,
-        owner: &Owner,
+        owner: &ArtifactOwner,
         entry: &str,
-        mut about: About,
+        mut metadata: Metadata,
     ) -> io::Result<u64> {
         let unique = upload.finish().await?;
-        about.bytes = Some(unique.clone());
-        let claimed = self.claim(owner, entry, &about).await;
+        metadata.bytes = Some(unique.clone());
+        let claimed = self.claim(owner, entry, &metadata).await;
         if claimed.is_err() {
-            // Best effort: what stays is the sweep's.
+            // Best effort: the sweep removes what remains.
             _ = self
                 .store
-                .delete(&self.bytes_at(owner, entry, &unique)?)
+                .delete(&self.bytes_key(owner, entry, &unique)?)
                 .await;
         }
         claimed
     }
 
-    async fn claim(&self, owner: &Owner, entry: &str, about: &About) -> io::Result<u64> {
-        let text = Bytes::from(about.written()?);
+    async fn claim(
+        &self,
+        owner: &ArtifactOwner,
+        entry: &str,
+        metadata: &Metadata,
+    ) -> io::Result<u64> {
+        let text = Bytes::from(metadata.await_pending_write()?);
         let mut next = self
             .versions(owner, entry)
             .await?
             .into_iter()
             .max()
             .unwrap_or(0);
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             next = next.saturating_add(1);
-            let spot = Spot {
+            let location = ArtifactVersion {
                 owner: owner.clone(),
                 entry: entry.to_owned(),
                 version: next,
@@ -125,14 +132,14 @@ impl Bucket {
             };
             match self
                 .store
-                .put_opts(&self.about_at(&spot)?, text.clone().into(), options)
+                .put_opts(&self.metadata_key(&location)?, text.clone().into(), options)
                 .await
             {
                 Ok(_) => return Ok(next),
                 Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
-                    // Our own, when only the answer to an earlier try was lost.
-                    let there = self.about(&spot).await;
-                    if there.is_ok_and(|there| there.bytes == about.bytes) {
+                    // Our own object, if only the response to an earlier attempt was lost.
+                    let there = self.metadata(&location).await;
+                    if there.is_ok_and(|there| there.bytes == metadata.bytes) {
                         return Ok(next);
                     }
                 }
@@ -140,17 +147,21 @@ impl Bucket {
             }
         }
         Err(io::Error::other(
-            "too many others keep artifacts of this name",
+            "too many other writers store artifacts of this name",
         ))
     }
 
     /// The versions of one name.
-    pub(crate) async fn versions(&self, owner: &Owner, entry: &str) -> io::Result<Vec<u64>> {
+    pub(crate) async fn versions(
+        &self,
+        owner: &ArtifactOwner,
+        entry: &str,
+    ) -> io::Result<Vec<u64>> {
         let mut versions = Vec::new();
-        let below = self.at(&[&owner.place(), entry])?;
+        let below = self.at(&[&owner.folder_name(), entry])?;
         self.walk(&below, &mut |key, _| {
-            if let Key::About(spot) = key {
-                versions.push(spot.version);
+            if let ObjectKey::Metadata(location) = key {
+                versions.push(location.version);
             }
             true
         })
@@ -158,80 +169,88 @@ impl Bucket {
         Ok(versions)
     }
 
-    /// Calls `each` with every version there is until it says that it is enough; all together weigh as much as is given back.
-    pub(crate) async fn spots(
+    /// Calls `each` for every version until it returns false, and `weigh` with the size of every
+    /// object.
+    pub(crate) async fn locations(
         &self,
-        owner: Option<&Owner>,
-        each: &mut (dyn FnMut(Spot) -> bool + Send),
-        weigh: &mut (dyn FnMut(&Owner, u64) + Send),
+        owner: Option<&ArtifactOwner>,
+        each: &mut (dyn FnMut(ArtifactVersion) -> bool + Send),
+        measure: &mut (dyn FnMut(&ArtifactOwner, u64) + Send),
     ) -> io::Result<()> {
-        let below = self.at(&[&owner.map(Owner::place).unwrap_or_default()])?;
+        let below = self.at(&[&owner.map(ArtifactOwner::folder_name).unwrap_or_default()])?;
         self.walk(&below, &mut |key, meta| match key {
-            Key::About(spot) if owner.is_none_or(|owner| spot.owner == *owner) => each(spot),
-            Key::About(_) => true,
-            Key::Bytes { owner, .. } => {
-                weigh(&owner, meta.size);
+            ObjectKey::Metadata(location) if owner.is_none_or(|owner| location.owner == *owner) => {
+                each(location)
+            }
+            ObjectKey::Metadata(_) => true,
+            ObjectKey::Bytes { owner, .. } => {
+                measure(&owner, meta.size);
                 true
             }
         })
         .await
     }
 
-    /// What is written of a version. A document of others may be longer than ours ever are, and is not read then.
-    pub(crate) async fn about(&self, spot: &Spot) -> io::Result<About> {
-        let found = self.store.get(&self.about_at(spot)?).await?;
-        if found.meta.size > about::LONGEST {
+    /// Reads the metadata of a version. A foreign document may be too long, and is then not read.
+    pub(crate) async fn metadata(&self, location: &ArtifactVersion) -> io::Result<Metadata> {
+        let found = self.store.get(&self.metadata_key(location)?).await?;
+        if found.meta.size > metadata::MAX_BYTES {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "what is written beside it is too long",
+                "its metadata is too long",
             ));
         }
         let text = found.bytes().await?;
-        About::read(&text).map_err(|bad| io::Error::new(io::ErrorKind::InvalidData, bad))
+        Metadata::read(&text).map_err(|bad| io::Error::new(io::ErrorKind::InvalidData, bad))
     }
 
-    /// Where the bytes of a version are; that all of them are there.
-    pub(crate) async fn find(&self, spot: &Spot, about: &About) -> io::Result<Path> {
+    /// The key of a version's bytes, after checking that they are complete.
+    pub(crate) async fn find(
+        &self,
+        location: &ArtifactVersion,
+        metadata: &Metadata,
+    ) -> io::Result<Path> {
         let damaged = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
-        let unique = about.bytes.as_deref().filter(|unique| is_unique(unique));
-        let unique =
-            unique.ok_or_else(|| damaged("it does not say where its bytes are".to_owned()))?;
-        let place = self.bytes_at(&spot.owner, &spot.entry, unique)?;
-        let length = match self.store.head(&place).await {
-            Err(Error::NotFound { .. }) => return Err(damaged("its bytes are gone".to_owned())),
+        let unique = metadata.bytes.as_deref().filter(|unique| is_unique(unique));
+        let unique = unique
+            .ok_or_else(|| damaged("its metadata names no object with its bytes".to_owned()))?;
+        let key = self.bytes_key(&location.owner, &location.entry, unique)?;
+        let length = match self.store.head(&key).await {
+            Err(Error::NotFound { .. }) => return Err(damaged("its bytes are missing".to_owned())),
             found => found?.size,
         };
-        match length == about.size_bytes {
-            true => Ok(place),
-            false => Err(damaged(format!(
-                "{length} bytes are there, {} were kept",
-                about.size_bytes
-            ))),
+        if length == metadata.size_bytes {
+            Ok(key)
+        } else {
+            Err(damaged(format!(
+                "it has {length} bytes, {} were stored",
+                metadata.size_bytes
+            )))
         }
     }
 
-    pub(crate) async fn read(&self, place: &Path, range: Range<u64>) -> io::Result<Bytes> {
-        Ok(self.store.get_range(place, range).await?)
+    pub(crate) async fn read(&self, key: &Path, range: Range<u64>) -> io::Result<Bytes> {
+        Ok(self.store.get_range(key, range).await?)
     }
 
-    /// Removes one version: first out of sight, then its bytes.
-    pub(crate) async fn remove(&self, spot: &Spot) -> io::Result<()> {
-        let about = self.about(spot).await;
-        if about
+    /// Removes one version: first its metadata, which makes it invisible, then its bytes.
+    pub(crate) async fn remove(&self, location: &ArtifactVersion) -> io::Result<()> {
+        let metadata = self.metadata(location).await;
+        if metadata
             .as_ref()
             .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
         {
-            return about.map(drop);
+            return metadata.map(drop);
         }
-        self.store.delete(&self.about_at(spot)?).await?;
-        let unique = about
+        self.store.delete(&self.metadata_key(location)?).await?;
+        let unique = metadata
             .ok()
-            .and_then(|about| about.bytes)
+            .and_then(|metadata| metadata.bytes)
             .filter(|unique| is_unique(unique));
         if let Some(unique) = unique {
             match self
                 .store
-                .delete(&self.bytes_at(&spot.owner, &spot.entry, &unique)?)
+                .delete(&self.bytes_key(&location.owner, &location.entry, &unique)?)
                 .await
             {
                 Ok(()) | Err(Error::NotFound { .. }) => {}
@@ -241,17 +260,18 @@ impl Bucket {
         Ok(())
     }
 
-    /// Removes bytes that nobody names and that have been there for at least so long; says how many.
+    /// Removes unnamed bytes that are at least this old; returns how many.
     pub(crate) async fn sweep(&self, abandoned: Duration) -> io::Result<usize> {
-        let mut bytes: BTreeMap<(Owner, String), Vec<(String, SystemTime)>> = BTreeMap::new();
-        let mut abouts: BTreeMap<(Owner, String), Vec<Spot>> = BTreeMap::new();
+        let mut bytes: BTreeMap<(ArtifactOwner, String), Vec<(String, SystemTime)>> =
+            BTreeMap::new();
+        let mut abouts: BTreeMap<(ArtifactOwner, String), Vec<ArtifactVersion>> = BTreeMap::new();
         self.walk(&self.at(&[])?, &mut |key, meta| {
             match key {
-                Key::About(spot) => abouts
-                    .entry((spot.owner.clone(), spot.entry.clone()))
+                ObjectKey::Metadata(location) => abouts
+                    .entry((location.owner.clone(), location.entry.clone()))
                     .or_default()
-                    .push(spot),
-                Key::Bytes {
+                    .push(location),
+                ObjectKey::Bytes {
                     owner,
                     entry,
                     unique,
@@ -267,13 +287,14 @@ impl Bucket {
         .await?;
         let mut removed = 0;
         for ((owner, entry), found) in bytes {
-            let spots = abouts
+            let locations = abouts
                 .remove(&(owner.clone(), entry.clone()))
                 .unwrap_or_default();
-            // As many as are named: looking which ones would cost a request for each.
-            if found.len() > spots.len() {
+            // Counts are compared first: finding out which bytes are named costs a request for each
+            // version.
+            if found.len() > locations.len() {
                 removed += self
-                    .sweep_name(&owner, &entry, found, &spots, abandoned)
+                    .sweep_name(&owner, &entry, found, &locations, abandoned)
                     .await?;
             }
         }
@@ -282,25 +303,25 @@ impl Bucket {
 
     async fn sweep_name(
         &self,
-        owner: &Owner,
+        owner: &ArtifactOwner,
         entry: &str,
         found: Vec<(String, SystemTime)>,
-        spots: &[Spot],
+        locations: &[ArtifactVersion],
         abandoned: Duration,
     ) -> io::Result<usize> {
         let mut named = BTreeSet::new();
-        for spot in spots {
-            // One that cannot be read may name any of them.
-            named.insert(self.about(spot).await?.bytes.unwrap_or_default());
+        for location in locations {
+            // A version that cannot be read may name any of them, so the error ends the sweep.
+            named.insert(self.metadata(location).await?.bytes.unwrap_or_default());
         }
         let mut removed = 0;
-        for (unique, since) in found {
+        for (unique, modified) in found {
             let old = SystemTime::now()
-                .duration_since(since)
+                .duration_since(modified)
                 .is_ok_and(|age| age >= abandoned);
             if old && !named.contains(&unique) {
                 self.store
-                    .delete(&self.bytes_at(owner, entry, &unique)?)
+                    .delete(&self.bytes_key(owner, entry, &unique)?)
                     .await?;
                 removed += 1;
             }
@@ -311,23 +332,18 @@ impl Bucket {
     async fn walk(
         &self,
         below: &Path,
-        each: &mut (dyn FnMut(Key, &ObjectMeta) -> bool + Send),
+        each: &mut (dyn FnMut(ObjectKey, &ObjectMeta) -> bool + Send),
     ) -> io::Result<()> {
         let mut all = self.store.list(Some(below));
-        let end = tokio::time::Instant::now() + LONGEST_WALK;
-        let endless = |_| {
-            io::Error::new(
-                io::ErrorKind::TimedOut,
-                "its listing does not come to an end",
-            )
-        };
+        let end = tokio::time::Instant::now() + LISTING_TIMEOUT;
+        let endless = |_| io::Error::new(io::ErrorKind::TimedOut, "its listing does not end");
         loop {
             let next = std::future::poll_fn(|context| all.as_mut().poll_next(context));
             let Some(found) = tokio::time::timeout_at(end, next).await.map_err(endless)? else {
                 break;
             };
             let meta = found?;
-            // Whatever else lies in the bucket is not ours.
+            // Other objects in the bucket are not ours.
             let Some(key) = self.key(&meta.location) else {
                 continue;
             };
@@ -338,40 +354,44 @@ impl Bucket {
         Ok(())
     }
 
-    fn key(&self, location: &Path) -> Option<Key> {
+    fn key(&self, location: &Path) -> Option<ObjectKey> {
         let parts: Vec<_> = location
             .prefix_match(&self.prefix)?
             .map(|part| part.as_ref().to_owned())
             .collect();
         let (owner, rest) = match parts.split_first() {
-            Some((first, rest)) if first.starts_with('@') => (Owner::of_place(first)?, rest),
-            _ => (Owner::local(), &parts[..]),
+            Some((first, rest)) if first.starts_with('@') => {
+                (ArtifactOwner::from_folder_name(first)?, rest)
+            }
+            _ => (ArtifactOwner::local(), &parts[..]),
         };
         match rest {
-            [entry, middle, unique] if middle == BYTES => Some(Key::Bytes {
+            [entry, middle, unique] if middle == BYTES => Some(ObjectKey::Bytes {
                 owner,
                 entry: entry.clone(),
                 unique: unique.clone(),
             }),
-            [entry, version, last] if last == ABOUT => Some(Key::About(Spot {
-                owner,
-                entry: entry.clone(),
-                version: version_number(version)?,
-            })),
+            [entry, version, last] if last == METADATA_FILE => {
+                Some(ObjectKey::Metadata(ArtifactVersion {
+                    owner,
+                    entry: entry.clone(),
+                    version: parse_version(version)?,
+                }))
+            }
             _ => None,
         }
     }
 
-    fn bytes_at(&self, owner: &Owner, entry: &str, unique: &str) -> io::Result<Path> {
-        self.at(&[&owner.place(), entry, BYTES, unique])
+    fn bytes_key(&self, owner: &ArtifactOwner, entry: &str, unique: &str) -> io::Result<Path> {
+        self.at(&[&owner.folder_name(), entry, BYTES, unique])
     }
 
-    fn about_at(&self, spot: &Spot) -> io::Result<Path> {
+    fn metadata_key(&self, location: &ArtifactVersion) -> io::Result<Path> {
         self.at(&[
-            &spot.owner.place(),
-            &spot.entry,
-            &spot.version.to_string(),
-            ABOUT,
+            &location.owner.folder_name(),
+            &location.entry,
+            &location.version.to_string(),
+            METADATA_FILE,
         ])
     }
 
@@ -401,8 +421,8 @@ impl Upload {
     }
 }
 
-/// Whoever stops writing in the middle has the parts removed that are there already. Best effort: what stays is the
-/// bucket's own rule's.
+/// Aborts the upload if the writer stops before its end. Best effort: the bucket's lifecycle rule
+/// removes what remains.
 impl Drop for Upload {
     fn drop(&mut self) {
         if let (Some(mut writer), Ok(runtime)) =
@@ -416,7 +436,7 @@ impl Drop for Upload {
 fn unique() -> io::Result<String> {
     let mut chance = [0; 16];
     rustix::rand::getrandom(&mut chance, rustix::rand::GetRandomFlags::empty())?;
-    Ok(crate::names::hexadecimal(&chance))
+    Ok(crate::name_encoding::hexadecimal(&chance))
 }
 
 fn is_unique(text: &str) -> bool {

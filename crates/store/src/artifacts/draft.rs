@@ -1,17 +1,18 @@
-//! A version in the making: a folder that nobody lists, held by a lock that dies with its writer.
+//! A draft of a version: an unlisted folder, locked until its writer ends.
 //!
 //! ```text
 //! .drafts/PID-N-NANOS/{bytes, about.json}  ──rename──▶  NAME/VERSION/{bytes, about.json}
 //! ```
-//! `bytes` is made first and removed last, and carries the lock: what has no lock has no writer.
+//! `bytes` is created first and removed last, and carries the lock: a draft without a locked file
+//! has no writer.
 
 use ::fs::{Dir, DraftDir};
 use std::{fs::File, io, sync::Arc};
 
 pub(crate) const BYTES: &str = "bytes";
-pub(crate) const ABOUT: &str = "about.json";
+pub(crate) const METADATA_FILE: &str = "about.json";
 
-/// Whoever stops writing in the middle leaves nothing.
+/// A draft; removed when dropped before it is published.
 #[derive(Debug)]
 pub(crate) struct Draft(DraftDir);
 
@@ -24,28 +25,28 @@ impl Draft {
         self.0.dir()
     }
 
-    /// The contents; they hold the lock.
+    /// The file with the contents, which carries the lock.
     pub(crate) fn bytes(&self) -> &File {
         self.0.lock_file()
     }
 
-    /// Makes it visible as `version`, all at once and never over another.
+    /// Renames the draft to `version`, atomically and never over another.
     pub(crate) fn publish(&mut self, folder: &Dir, version: u64) -> io::Result<()> {
         self.0.publish(folder, version.to_string())
     }
 }
 
-/// Takes a version out of sight, then removes it.
+/// Moves a version out of sight, then removes it.
 pub(crate) fn retire(drafts: &Dir, folder: &Dir, version: u64) -> io::Result<()> {
     let name = DraftDir::retire(folder, version.to_string(), drafts, "")?;
     match drafts.open_dir(&name) {
-        // A sweep was faster.
+        // A concurrent sweep was faster.
         Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(()),
         retired => DraftDir::remove(drafts, &retired?, &name, BYTES),
     }
 }
 
-/// Removes a draft without a writer; says whether it did.
+/// Removes a draft without a writer; returns whether it did.
 pub(crate) fn sweep(drafts: &Dir, name: &str) -> io::Result<bool> {
     DraftDir::sweep(drafts, name, BYTES)
 }

@@ -1,125 +1,125 @@
-//! Why an artifact could not be kept, found or removed.
+//! Errors of the artifact store.
 
 use spec::WorkspacePath;
 use std::{io, path::PathBuf};
 
-/// Why an artifact could not be kept, found or removed.
+/// Why an artifact could not be stored, found or removed.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// The folder itself.
+pub enum ArtifactError {
+    /// The artifact folder cannot be opened.
     #[error("cannot open the artifact folder `{}`", folder.display())]
     Folder {
-        /// Where it should be.
+        /// Path of the folder.
         folder: PathBuf,
         /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The bucket itself.
+    /// The bucket cannot be used.
     #[error("cannot use the bucket `{bucket}` for artifacts")]
     Bucket {
-        /// What it is called.
+        /// Name of the bucket.
         bucket: String,
         /// The cause.
         #[source]
         source: io::Error,
     },
     /// Writing failed.
-    #[error("cannot keep artifact `{}`", shown(name))]
-    Keep {
-        /// Which one.
+    #[error("cannot store artifact `{}`", shown(name))]
+    Write {
+        /// Name of the artifact.
         name: WorkspacePath,
         /// The cause.
         #[source]
         source: io::Error,
     },
-    /// Too large.
+    /// The artifact is too large.
     #[error("artifact `{}` is larger than {limit_bytes} bytes", shown(name))]
     TooLarge {
-        /// Which one.
+        /// Name of the artifact.
         name: WorkspacePath,
-        /// What it may have.
+        /// Maximum size in bytes.
         limit_bytes: u64,
     },
-    /// A limit of the store.
+    /// A quota of the store is reached.
     #[error(
-        "artifact `{}` is not kept: the limit of {limit} {what} is reached",
+        "artifact `{}` is not stored: the limit of {limit} {what} is reached",
         shown(name)
     )]
     Quota {
-        /// Which one.
+        /// Name of the artifact.
         name: WorkspacePath,
-        /// What there is too much of.
+        /// What the quota counts.
         what: &'static str,
-        /// What there may be.
+        /// The quota.
         limit: u64,
     },
-    /// Its bytes are not those that were announced.
+    /// The bytes do not have the announced digest.
     #[error(
-        "artifact `{}` is not kept: its SHA-256 is {found}, not {expected}",
+        "artifact `{}` is not stored: its SHA-256 is {found}, not {expected}",
         shown(name)
     )]
     Mismatch {
-        /// Which one.
+        /// Name of the artifact.
         name: WorkspacePath,
-        /// What was announced.
+        /// The announced digest.
         expected: String,
-        /// What came.
+        /// The digest of the bytes.
         found: String,
     },
-    /// Its name means something else where artifacts are named.
+    /// The name is reserved by the syntax of artifact references.
     #[error(
-        "artifact `{}` is not kept: a name ends neither in `/versions` nor in `@` and a number",
+        "artifact `{}` is not stored: a name ends neither in `/versions` nor in `@` and a number",
         shown(name)
     )]
     Name {
-        /// Which one.
+        /// Name of the artifact.
         name: WorkspacePath,
     },
-    /// What is said of its bytes is no content type.
+    /// The content type is invalid.
     #[error(
-        "artifact `{}` is not kept: its content type cannot be used",
+        "artifact `{}` is not stored: its content type is invalid",
         shown(name)
     )]
     ContentType {
-        /// Which one.
+        /// Name of the artifact.
         name: WorkspacePath,
     },
     /// No such artifact.
     #[error("no artifact is called `{}`{}", shown(name), version.map_or(String::new(), |n| format!(" in version {n}")))]
     Missing {
-        /// What was asked for.
+        /// Name of the artifact.
         name: WorkspacePath,
-        /// In which version, if one was named.
+        /// Version, if one was requested.
         version: Option<u64>,
     },
-    /// A part was asked for that it does not have.
+    /// The requested byte range is outside the artifact.
     #[error(
-        "artifact `{}` has {size_bytes} bytes and not the part that was asked for",
+        "artifact `{}` has {size_bytes} bytes and not the requested range",
         shown(name)
     )]
     Range {
-        /// Which one.
+        /// Name of the artifact.
         name: WorkspacePath,
-        /// Its length.
+        /// Size of the artifact.
         size_bytes: u64,
     },
-    /// What is kept is not what was kept.
+    /// The stored bytes or metadata are damaged.
     #[error("artifact `{}`, version {version}, is damaged: {why}", shown(name))]
     Damaged {
-        /// Which one.
+        /// Name of the artifact.
         name: WorkspacePath,
-        /// In which version.
+        /// Version of the artifact.
         version: u64,
         /// What is wrong.
         why: String,
     },
-    /// Reading or removing what is kept failed.
+    /// Reading or removing failed.
     #[error("cannot {what} artifact `{}`", shown(name))]
     Access {
         /// `read` or `remove`.
         what: &'static str,
-        /// Which one.
+        /// Name of the artifact.
         name: WorkspacePath,
         /// The cause.
         #[source]

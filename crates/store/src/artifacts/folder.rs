@@ -1,4 +1,4 @@
-//! Artifacts in a folder, by handles.
+//! Artifacts in a folder, opened by handle.
 //!
 //! ```text
 //! artifacts/                       mode 0700
@@ -6,15 +6,15 @@
 //!   [@OWNER/]NAME/VERSION/bytes    NAME is encoded, VERSION counts 1, 2, 3, …; the machine's own have no owner
 //!   [@OWNER/]NAME/VERSION/about.json
 //! ```
-//! Not through `object_store`: its local store leaves files of killed writers that its own listing hides, does not
-//! know whether a writer lives, and walks by path. Here a version appears by one rename of a whole folder, and the
-//! lock on a draft dies with its writer.
+//! `object_store` is not used here: its local backend leaves files of killed writers that its own
+//! listing hides, cannot tell whether a writer lives, and resolves path strings. Here a version
+//! appears by one rename of a folder, and the lock on a draft ends with its writer.
 
 use super::{
-    about::{self, About},
-    checked::{Checked, Condition},
-    draft::{self, ABOUT, BYTES, Draft},
-    kept::{Owner, Spot, version_number},
+    digest_cache::{DigestCache, FileStamp},
+    draft::{self, BYTES, Draft, METADATA_FILE},
+    metadata::{self, Metadata},
+    version::{ArtifactOwner, ArtifactVersion, parse_version},
 };
 use ::fs::Dir;
 use rustix::fs::Mode;
@@ -27,23 +27,23 @@ use std::{
 };
 
 const DRAFTS: &str = ".drafts";
-/// What one sweep looks at and complains about at most.
-const MOST_DRAFTS: usize = 100_000;
-const MOST_PROBLEMS: usize = 1000;
-/// Each lost race means that another writer won one.
-const TRIES: usize = 10_000;
+/// Limits of one sweep: drafts examined and problems reported.
+const MAX_DRAFTS: usize = 100_000;
+const MAX_PROBLEMS: usize = 1000;
+/// Maximum lost races; each means that another writer succeeded.
+const MAX_ATTEMPTS: usize = 10_000;
 
 /// Artifacts in a folder.
 #[derive(Clone, Debug)]
-pub(crate) struct Folder {
+pub(crate) struct FolderBackend {
     root: Arc<Dir>,
     drafts: Arc<Dir>,
-    pub(crate) checked: Arc<Checked>,
+    pub(crate) digest_cache: Arc<DigestCache>,
 }
 
-impl Folder {
-    /// Opens the folder; makes it if absent. Nobody but its owner may look into it.
-    pub(crate) fn open(folder: &Path) -> io::Result<Folder> {
+impl FolderBackend {
+    /// Opens the folder; creates it if absent. Only its owner may access it.
+    pub(crate) fn open(folder: &Path) -> io::Result<FolderBackend> {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -53,10 +53,10 @@ impl Folder {
             rustix::fs::fchmod(&root, Mode::RWXU)?;
         }
         let (drafts, _) = root.ensure_dir(DRAFTS, Mode::RWXU)?;
-        Ok(Folder {
+        Ok(FolderBackend {
             root: Arc::new(root),
             drafts: Arc::new(drafts),
-            checked: Arc::default(),
+            digest_cache: Arc::default(),
         })
     }
 
@@ -64,26 +64,28 @@ impl Folder {
         Draft::new(&self.drafts)
     }
 
-    /// Makes a draft the next version of its name, all at once.
+    /// Publishes a draft as the next version of its name, atomically.
     pub(crate) fn publish(
         &self,
         mut draft: Draft,
-        owner: &Owner,
+        owner: &ArtifactOwner,
         entry: &str,
-        about: &About,
+        metadata: &Metadata,
     ) -> io::Result<u64> {
         draft.bytes().sync_all()?;
-        // Nothing changes it after this: its folder is moved, not the file.
-        self.checked
-            .note(Condition::of(draft.bytes())?, &about.sha256);
-        let mut file = draft.folder().create_file(ABOUT, Mode::RUSR | Mode::WUSR)?;
-        file.write_all(&about.written()?)?;
+        // Nothing changes the file after this: its folder is renamed, not the file.
+        self.digest_cache
+            .note(FileStamp::of(draft.bytes())?, &metadata.sha256);
+        let mut file = draft
+            .folder()
+            .create_file(METADATA_FILE, Mode::RUSR | Mode::WUSR)?;
+        file.write_all(&metadata.await_pending_write()?)?;
         file.sync_all()?;
         draft.folder().sync()?;
-        for _ in 0..TRIES {
-            let (home, _) = self.make_home(owner)?;
-            // Both may vanish meanwhile: `remove` takes an empty name folder away.
-            let (folder, made) = match home.ensure_dir(entry, Mode::RWXU) {
+        for _ in 0..MAX_ATTEMPTS {
+            let (owner_folder, _) = self.ensure_owner_folder(owner)?;
+            // Both folders may vanish meanwhile: `remove` removes an empty name folder.
+            let (folder, made) = match owner_folder.ensure_dir(entry, Mode::RWXU) {
                 Err(source) if source.kind() == io::ErrorKind::NotFound => continue,
                 folder => folder?,
             };
@@ -95,90 +97,99 @@ impl Folder {
             }
             folder.sync()?;
             if made {
-                home.sync()?;
+                owner_folder.sync()?;
             }
             return Ok(version);
         }
         Err(io::Error::other(
-            "too many others keep artifacts of this name",
+            "too many other writers store artifacts of this name",
         ))
     }
 
     /// The versions of one name; none if there is no such name.
-    pub(crate) fn versions(&self, owner: &Owner, entry: &str) -> io::Result<Vec<u64>> {
-        let folder = self.home(owner).and_then(|home| home.open_dir(entry));
+    pub(crate) fn versions(&self, owner: &ArtifactOwner, entry: &str) -> io::Result<Vec<u64>> {
+        let folder = self
+            .owner_folder(owner)
+            .and_then(|owner_folder| owner_folder.open_dir(entry));
         match folder {
             Err(absent) if absent.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             folder => versions(&folder?),
         }
     }
 
-    /// Calls `each` with every version there is, and what is there instead of one, until it says that it is enough.
+    /// Calls `each` for every version, and with the problem of every unreadable entry, until it
+    /// returns false.
     pub(crate) fn walk(
         &self,
-        owner: Option<&Owner>,
-        each: &mut dyn FnMut(Result<Spot, String>) -> bool,
+        owner: Option<&ArtifactOwner>,
+        each: &mut dyn FnMut(Result<ArtifactVersion, String>) -> bool,
     ) -> io::Result<()> {
         let mut owners = match owner {
             Some(owner) => vec![owner.clone()],
-            None => vec![Owner::local()],
+            None => vec![ArtifactOwner::local()],
         };
         if owner.is_none() {
             for entry in self.root.entries()? {
                 owners.extend(
-                    Owner::of_place(&entry?.name.to_string_lossy())
-                        .filter(|owner| *owner != Owner::local()),
+                    ArtifactOwner::from_folder_name(&entry?.name.to_string_lossy())
+                        .filter(|owner| *owner != ArtifactOwner::local()),
                 );
             }
         }
         for owner in owners {
-            let home = match self.home(&owner) {
+            let owner_folder = match self.owner_folder(&owner) {
                 Err(absent) if absent.kind() == io::ErrorKind::NotFound => continue,
-                Err(source) => match each(Err(format!(
-                    "what belongs to `{}`: {source}",
-                    owner.as_str()
-                ))) {
-                    true => continue,
-                    false => return Ok(()),
-                },
-                Ok(home) => home,
+                Err(source) => {
+                    if each(Err(format!(
+                        "what belongs to `{}`: {source}",
+                        owner.as_str()
+                    ))) {
+                        continue;
+                    } else {
+                        return Ok(());
+                    }
+                }
+                Ok(owner_folder) => owner_folder,
             };
-            if !walk_home(&owner, &home, each)? {
+            if !walk_owner_folder(&owner, &owner_folder, each)? {
                 return Ok(());
             }
         }
         Ok(())
     }
 
-    /// The bytes of a version, and what is written beside them.
-    pub(crate) fn look(&self, spot: &Spot) -> io::Result<(File, About)> {
-        let place = self.version_folder(spot)?;
+    /// Opens the bytes of a version and reads its metadata.
+    pub(crate) fn open_version_files(
+        &self,
+        location: &ArtifactVersion,
+    ) -> io::Result<(File, Metadata)> {
+        let folder_name = self.version_folder(location)?;
         let damaged =
             |source: io::Error| io::Error::new(io::ErrorKind::InvalidData, source.to_string());
-        let open = |name: &str| place.read_file(name).map_err(damaged);
+        let open = |name: &str| folder_name.read_file(name).map_err(damaged);
         let mut text = Vec::new();
-        open(ABOUT)?
-            .take(about::LONGEST)
+        open(METADATA_FILE)?
+            .take(metadata::MAX_BYTES)
             .read_to_end(&mut text)
             .map_err(damaged)?;
-        let about = About::read(&text).map_err(damaged)?;
+        let metadata = Metadata::read(&text).map_err(damaged)?;
         let bytes = open(BYTES)?;
         let found = bytes.metadata().map_err(damaged)?;
-        if !found.is_file() || found.len() != about.size_bytes {
+        if !found.is_file() || found.len() != metadata.size_bytes {
             let what = format!(
-                "{} bytes are there, {} were kept",
+                "it has {} bytes, {} were stored",
                 found.len(),
-                about.size_bytes
+                metadata.size_bytes
             );
             return Err(damaged(io::Error::other(what)));
         }
-        Ok((bytes, about))
+        Ok((bytes, metadata))
     }
 
-    /// How much a version weighs; nothing if it is gone.
-    pub(crate) fn weight(&self, spot: &Spot) -> u64 {
-        let place = self.version_folder(spot);
-        let found = place.and_then(|place| place.stat(BYTES));
+    /// Size of a version; 0 if it is gone.
+    pub(crate) fn usage(&self, location: &ArtifactVersion) -> u64 {
+        let folder_name = self.version_folder(location);
+        let found = folder_name.and_then(|folder_name| folder_name.stat(BYTES));
         found
             .ok()
             .flatten()
@@ -187,24 +198,24 @@ impl Folder {
     }
 
     /// Removes one version. Its number may be given again if it was the highest.
-    pub(crate) fn remove(&self, spot: &Spot) -> io::Result<()> {
-        let home = self.home(&spot.owner)?;
-        let folder = home.open_dir(&spot.entry)?;
-        draft::retire(&self.drafts, &folder, spot.version)?;
-        // Stays if a version is left, or came meanwhile.
-        match home.remove_dir(&spot.entry) {
+    pub(crate) fn remove(&self, location: &ArtifactVersion) -> io::Result<()> {
+        let owner_folder = self.owner_folder(&location.owner)?;
+        let folder = owner_folder.open_dir(&location.entry)?;
+        draft::retire(&self.drafts, &folder, location.version)?;
+        // The name folder stays if another version is left or was just published.
+        match owner_folder.remove_dir(&location.entry) {
             Err(left) if is_lost_race(&left) => Ok(()),
             removed => removed.map(drop),
         }
     }
 
-    /// Removes what dead writers left; gives back what could not be removed, and why.
+    /// Removes what dead writers left; returns what could not be removed, and why.
     pub(crate) fn sweep(&self) -> Vec<String> {
         let mut problems = Vec::new();
         let drafts = self
             .drafts
             .entries()
-            .map(|names| names.take(MOST_DRAFTS).collect());
+            .map(|names| names.take(MAX_DRAFTS).collect());
         let names: Vec<_> = match drafts {
             Ok(names) => names,
             Err(source) => {
@@ -218,7 +229,7 @@ impl Folder {
             match swept {
                 Err(source)
                     if source.kind() != io::ErrorKind::NotFound
-                        && problems.len() < MOST_PROBLEMS =>
+                        && problems.len() < MAX_PROBLEMS =>
                 {
                     problems.push(format!(
                         "a draft of an artifact cannot be removed: {source}"
@@ -230,53 +241,60 @@ impl Folder {
         problems
     }
 
-    fn version_folder(&self, spot: &Spot) -> io::Result<Dir> {
-        let folder = self.home(&spot.owner)?.open_dir(&spot.entry)?;
-        folder.open_dir(spot.version.to_string())
+    fn version_folder(&self, location: &ArtifactVersion) -> io::Result<Dir> {
+        let folder = self
+            .owner_folder(&location.owner)?
+            .open_dir(&location.entry)?;
+        folder.open_dir(location.version.to_string())
     }
 
-    fn home(&self, owner: &Owner) -> io::Result<Arc<Dir>> {
-        match owner.place() {
-            place if place.is_empty() => Ok(self.root.clone()),
-            place => self.root.open_dir(place).map(Arc::new),
+    fn owner_folder(&self, owner: &ArtifactOwner) -> io::Result<Arc<Dir>> {
+        match owner.folder_name() {
+            folder_name if folder_name.is_empty() => Ok(self.root.clone()),
+            folder_name => self.root.open_dir(folder_name).map(Arc::new),
         }
     }
 
-    fn make_home(&self, owner: &Owner) -> io::Result<(Arc<Dir>, bool)> {
-        let place = owner.place();
-        if place.is_empty() {
+    fn ensure_owner_folder(&self, owner: &ArtifactOwner) -> io::Result<(Arc<Dir>, bool)> {
+        let folder_name = owner.folder_name();
+        if folder_name.is_empty() {
             return Ok((self.root.clone(), false));
         }
-        let (home, made) = self.root.ensure_dir(&place, Mode::RWXU)?;
+        let (owner_folder, made) = self.root.ensure_dir(&folder_name, Mode::RWXU)?;
         if made {
             self.root.sync()?;
         }
-        Ok((Arc::new(home), made))
+        Ok((Arc::new(owner_folder), made))
     }
 }
 
-fn walk_home(
-    owner: &Owner,
-    home: &Dir,
-    each: &mut dyn FnMut(Result<Spot, String>) -> bool,
+fn walk_owner_folder(
+    owner: &ArtifactOwner,
+    owner_folder: &Dir,
+    each: &mut dyn FnMut(Result<ArtifactVersion, String>) -> bool,
 ) -> io::Result<bool> {
-    for entry in home.entries()? {
+    for entry in owner_folder.entries()? {
         let entry = entry?.name.to_string_lossy().into_owned();
-        // Ours, and other owners'.
+        // Reserved names, and other owners' folders.
         if entry == DRAFTS || entry.starts_with('@') {
             continue;
         }
-        let found = home.open_dir(&entry).and_then(|folder| versions(&folder));
+        let found = owner_folder
+            .open_dir(&entry)
+            .and_then(|folder| versions(&folder));
         let found = match found {
             Err(source) if source.kind() == io::ErrorKind::NotFound => continue,
-            Err(source) => match each(Err(format!("`{}`: {source}", entry.escape_debug()))) {
-                true => continue,
-                false => return Ok(false),
-            },
+            Err(source) => {
+                if each(Err(format!("`{}`: {source}", entry.escape_debug()))) {
+                    continue;
+                } else {
+                    return Ok(false);
+                }
+            }
             Ok(found) => found,
         };
         for version in found {
-            if !each(Ok(Spot {
+            if !each(Ok(ArtifactVersion {
                 owner: owner.clone(),
                 entry: entry.clone(),
                 version,
@@ -288,7 +306,7 @@ fn walk_home(
     Ok(true)
 }
 
-/// Whether somebody else was faster: put something there, or took the folder away.
+/// Whether a concurrent writer or remover was faster.
 fn is_lost_race(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -296,13 +314,13 @@ fn is_lost_race(error: &io::Error) -> bool {
     )
 }
 
-/// The version numbers in a name folder; what is no number is not ours.
+/// The version numbers in a name folder; other entries are not ours.
 fn versions(folder: &Dir) -> io::Result<Vec<u64>> {
     folder
         .entries()?
         .filter_map(|entry| {
             entry
-                .map(|entry| version_number(entry.name.to_str()?))
+                .map(|entry| parse_version(entry.name.to_str()?))
                 .transpose()
         })
         .collect()

@@ -1,7 +1,10 @@
-//! Listing: by place first, which is cheap; what is written beside a version is read for those that are shown.
+//! Listing: first by location, which is cheap; metadata is read only for the versions shown.
 
-use super::{Artifacts, Kept, Owner, Share, kept::Spot, off_the_loop, place::Shelf};
-use crate::names;
+use super::{
+    Amount, ArtifactOwner, Artifacts, StoredArtifact, location::StorageBackend, run_blocking,
+    version::ArtifactVersion,
+};
+use crate::name_encoding;
 use spec::WorkspacePath;
 use std::{
     collections::{HashMap, VecDeque},
@@ -12,72 +15,74 @@ use std::{
 };
 use tokio::task::JoinHandle;
 
-/// What one listing looks at.
-const LONGEST_LISTING: usize = 100_000;
-/// What one listing complains about at most.
-const MOST_PROBLEMS: usize = 1000;
-/// So many versions are looked at at a time: each may be a request.
-const AT_A_TIME: usize = 16;
+/// Maximum versions scanned by one listing.
+const MAX_SCANNED_VERSIONS: usize = 100_000;
+/// Maximum problems reported by one listing.
+const MAX_PROBLEMS: usize = 1000;
+/// Concurrent metadata reads; each may be a request.
+const CONCURRENT_READS: usize = 16;
 
-/// What a listing shows.
+/// Result of a listing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Listing {
+pub struct ArtifactListing {
     /// Sorted by owner, name and version.
-    pub kept: Vec<Kept>,
+    pub kept: Vec<StoredArtifact>,
     /// Entries that could not be read, and why.
     pub problems: Vec<String>,
-    /// There is more than one listing looks at.
-    pub cut: bool,
-    /// Where the next page begins, if there is one.
+    /// The store has more versions than one listing scans.
+    pub truncated: bool,
+    /// Cursor of the next page, if there is one.
     pub next: Option<String>,
 }
 
-/// What is to be listed.
+/// Filter and position of a listing.
 #[derive(Clone, Copy)]
-pub struct Wanted<'a> {
-    /// Whose; everybody's if none.
-    pub owner: Option<&'a Owner>,
-    /// Which names.
+pub struct ArtifactQuery<'a> {
+    /// Owner; `None` for all.
+    pub owner: Option<&'a ArtifactOwner>,
+    /// Predicate on names.
     pub name: &'a (dyn Fn(&WorkspacePath) -> bool + Sync),
-    /// Only what this run made.
+    /// Only artifacts of this run.
     pub run_id: Option<&'a str>,
-    /// What an earlier page said comes next.
+    /// Cursor of the previous page.
     pub after: Option<&'a str>,
-    /// So many at most.
-    pub most: usize,
+    /// Page size.
+    pub limit: usize,
 }
 
-impl fmt::Debug for Wanted<'_> {
+impl fmt::Debug for ArtifactQuery<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
             "Wanted {{ owner: {:?}, most: {}, .. }}",
-            self.owner, self.most
+            self.owner, self.limit
         )
     }
 }
 
-impl Wanted<'_> {
-    /// Everything of one owner, or of all.
-    pub fn all(owner: Option<&Owner>) -> Wanted<'_> {
-        Wanted {
+impl ArtifactQuery<'_> {
+    /// All artifacts of one owner, or of all.
+    pub fn all(owner: Option<&ArtifactOwner>) -> ArtifactQuery<'_> {
+        ArtifactQuery {
             owner,
             name: &|_| true,
             run_id: None,
             after: None,
-            most: LONGEST_LISTING,
+            limit: MAX_SCANNED_VERSIONS,
         }
     }
 
-    /// Names that can be told from their place are; long ones only by what is written.
-    fn may_be(&self, spot: &Spot) -> bool {
-        let name = names::percent_decoded(&spot.entry).filter(|_| !spot.entry.starts_with('~'));
+    /// Whether the location may match: short names are encoded in it; for long ones the metadata
+    /// decides.
+    fn may_match(&self, location: &ArtifactVersion) -> bool {
+        let name = name_encoding::percent_decoded(&location.entry)
+            .filter(|_| !location.entry.starts_with('~'));
         let name =
             name.and_then(|bytes| WorkspacePath::new(Path::new(OsStr::from_bytes(&bytes))).ok());
         name.is_none_or(|name| (self.name)(&name))
     }
 
-    fn is(&self, kept: &Kept) -> bool {
+    fn matches(&self, kept: &StoredArtifact) -> bool {
         let run = self
             .run_id
             .is_none_or(|run| kept.lineage.run_id.as_deref() == Some(run));
@@ -86,20 +91,20 @@ impl Wanted<'_> {
 }
 
 impl Artifacts {
-    /// What is kept.
-    pub async fn list(&self, wanted: Wanted<'_>) -> Listing {
-        let mut listing = Listing::default();
-        match self.spots(wanted.owner, &mut listing.problems).await {
-            Ok(mut spots) => {
-                listing.cut = spots.len() >= LONGEST_LISTING;
-                let after = wanted.after.and_then(Spot::of_cursor);
-                spots.retain(|spot| {
-                    after.as_ref().is_none_or(|after| spot > after) && wanted.may_be(spot)
+    /// Lists stored artifacts.
+    pub async fn list(&self, query: ArtifactQuery<'_>) -> ArtifactListing {
+        let mut listing = ArtifactListing::default();
+        match self.locations(query.owner, &mut listing.problems).await {
+            Ok(mut locations) => {
+                listing.truncated = locations.len() >= MAX_SCANNED_VERSIONS;
+                let after = query.after.and_then(ArtifactVersion::from_cursor);
+                locations.retain(|location| {
+                    after.as_ref().is_none_or(|after| location > after) && query.may_match(location)
                 });
-                spots.sort();
-                self.fill(&mut listing, spots, wanted).await;
+                locations.sort();
+                self.fill(&mut listing, locations, query).await;
             }
-            Err(source) => listing.complain(format!("the artifacts cannot be listed: {source}")),
+            Err(source) => listing.add_problem(format!("the artifacts cannot be listed: {source}")),
         }
         listing.kept.sort_by(|one, other| {
             (&one.owner, &one.name, one.version).cmp(&(&other.owner, &other.name, other.version))
@@ -107,92 +112,108 @@ impl Artifacts {
         listing
     }
 
-    /// Looks at a few at a time, in order, until there are enough.
-    async fn fill(&self, listing: &mut Listing, spots: Vec<Spot>, wanted: Wanted<'_>) {
-        let mut asked: VecDeque<(Spot, JoinHandle<io::Result<Kept>>)> = VecDeque::new();
+    /// Reads metadata concurrently, in order, until the page is full.
+    async fn fill(
+        &self,
+        listing: &mut ArtifactListing,
+        locations: Vec<ArtifactVersion>,
+        query: ArtifactQuery<'_>,
+    ) {
+        let mut pending: VecDeque<(ArtifactVersion, JoinHandle<io::Result<StoredArtifact>>)> =
+            VecDeque::new();
         let mut last = None;
-        let mut spots = spots.into_iter();
+        let mut locations = locations.into_iter();
         loop {
-            asked.extend(spots.by_ref().take(AT_A_TIME - asked.len()).map(|spot| {
-                let (artifacts, at) = (self.clone(), spot.clone());
-                (
-                    spot,
-                    tokio::spawn(async move { artifacts.about(&at).await?.kept(&at) }),
-                )
-            }));
-            let Some((spot, asking)) = asked.pop_front() else {
+            pending.extend(
+                locations
+                    .by_ref()
+                    .take(CONCURRENT_READS - pending.len())
+                    .map(|location| {
+                        let artifacts = self.clone();
+                        let at = location.clone();
+                        (
+                            location,
+                            tokio::spawn(
+                                async move { artifacts.metadata(&at).await?.into_stored(&at) },
+                            ),
+                        )
+                    }),
+            );
+            let Some((location, asking)) = pending.pop_front() else {
                 return;
             };
-            if listing.kept.len() >= wanted.most {
+            if listing.kept.len() >= query.limit {
                 listing.next = last;
                 return;
             }
             match asking.await.unwrap_or_else(|error| Err(error.into())) {
-                Ok(kept) if wanted.is(&kept) => {
-                    last = Some(spot.cursor());
+                Ok(kept) if query.matches(&kept) => {
+                    last = Some(location.cursor());
                     listing.kept.push(kept);
                 }
                 Ok(_) => {}
                 // Removed meanwhile.
                 Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
                 Err(source) => {
-                    let entry = spot.entry.escape_debug().to_string();
-                    listing.complain(format!("`{entry}`, version {}: {source}", spot.version));
+                    let entry = location.entry.escape_debug().to_string();
+                    listing
+                        .add_problem(format!("`{entry}`, version {}: {source}", location.version));
                 }
             }
         }
     }
 
-    /// The places of versions, as many as one listing looks at.
-    pub(super) async fn spots(
+    /// The locations of versions, up to the scan limit.
+    pub(super) async fn locations(
         &self,
-        owner: Option<&Owner>,
+        owner: Option<&ArtifactOwner>,
         problems: &mut Vec<String>,
-    ) -> io::Result<Vec<Spot>> {
-        let mut spots = Vec::new();
-        match &self.0.shelf {
-            Shelf::Folder(folder) => {
-                let (folder, owner) = (folder.clone(), owner.cloned());
-                let walked = off_the_loop(move || {
+    ) -> io::Result<Vec<ArtifactVersion>> {
+        let mut locations = Vec::new();
+        match &self.0.backend {
+            StorageBackend::Folder(folder) => {
+                let folder = folder.clone();
+                let owner = owner.cloned();
+                let walked = run_blocking(move || {
                     let mut found = (Vec::new(), Vec::new());
                     folder.walk(owner.as_ref(), &mut |entry| {
                         match entry {
-                            Ok(spot) => found.0.push(spot),
-                            Err(problem) if found.1.len() < MOST_PROBLEMS => found.1.push(problem),
+                            Ok(location) => found.0.push(location),
+                            Err(problem) if found.1.len() < MAX_PROBLEMS => found.1.push(problem),
                             Err(_) => {}
                         }
-                        found.0.len() < LONGEST_LISTING
+                        found.0.len() < MAX_SCANNED_VERSIONS
                     })?;
                     Ok(found)
                 });
-                let (spots, found) = walked.await?;
+                let (locations, found) = walked.await?;
                 problems.extend(found);
-                Ok(spots)
+                Ok(locations)
             }
-            Shelf::Bucket(bucket) => {
-                let mut each = |spot| {
-                    spots.push(spot);
-                    spots.len() < LONGEST_LISTING
+            StorageBackend::Bucket(bucket) => {
+                let mut each = |location| {
+                    locations.push(location);
+                    locations.len() < MAX_SCANNED_VERSIONS
                 };
-                bucket.spots(owner, &mut each, &mut |_, _| {}).await?;
-                Ok(spots)
+                bucket.locations(owner, &mut each, &mut |_, _| {}).await?;
+                Ok(locations)
             }
         }
     }
 
-    /// How many names and bytes each owner has; however many versions these are.
-    pub(super) async fn weigh_all(&self) -> io::Result<HashMap<Owner, Share>> {
-        let mut tally = Tally::default();
-        match &self.0.shelf {
-            Shelf::Folder(folder) => {
+    /// Counts the names and bytes of each owner.
+    pub(super) async fn measure_all(&self) -> io::Result<HashMap<ArtifactOwner, Amount>> {
+        let mut tally = UsageCounter::default();
+        match &self.0.backend {
+            StorageBackend::Folder(folder) => {
                 let folder = folder.clone();
-                tally = off_the_loop(move || {
+                tally = run_blocking(move || {
                     folder.walk(None, &mut |entry| {
-                        if let Ok(spot) = entry {
+                        if let Ok(location) = entry {
                             tally
-                                .share(&spot.owner)
-                                .add(Share::bytes(folder.weight(&spot)));
-                            tally.see(spot);
+                                .share(&location.owner)
+                                .add(Amount::bytes(folder.usage(&location)));
+                            tally.see(location);
                         }
                         true
                     })?;
@@ -200,19 +221,19 @@ impl Artifacts {
                 })
                 .await?;
             }
-            Shelf::Bucket(bucket) => {
-                let mut bytes: HashMap<Owner, Share> = HashMap::new();
-                let mut each = |spot| {
-                    tally.see(spot);
+            StorageBackend::Bucket(bucket) => {
+                let mut bytes: HashMap<ArtifactOwner, Amount> = HashMap::new();
+                let mut each = |location| {
+                    tally.see(location);
                     true
                 };
-                let mut weigh = |owner: &Owner, more| {
+                let mut measure = |owner: &ArtifactOwner, more| {
                     bytes
                         .entry(owner.clone())
                         .or_default()
-                        .add(Share::bytes(more))
+                        .add(Amount::bytes(more))
                 };
-                bucket.spots(None, &mut each, &mut weigh).await?;
+                bucket.locations(None, &mut each, &mut measure).await?;
                 bytes
                     .iter()
                     .for_each(|(owner, share)| tally.share(owner).add(*share));
@@ -222,30 +243,32 @@ impl Artifacts {
     }
 }
 
-/// What is counted on a walk, in which the versions of a name follow each other.
+/// Counters of a scan, in which the versions of a name follow each other.
 #[derive(Default)]
-struct Tally {
-    last: Option<Spot>,
-    owners: HashMap<Owner, Share>,
+struct UsageCounter {
+    last: Option<ArtifactVersion>,
+    owners: HashMap<ArtifactOwner, Amount>,
 }
 
-impl Tally {
-    fn see(&mut self, spot: Spot) {
-        let same = |last: &Spot| (&last.owner, &last.entry) == (&spot.owner, &spot.entry);
+impl UsageCounter {
+    fn see(&mut self, location: ArtifactVersion) {
+        let same = |last: &ArtifactVersion| {
+            (&last.owner, &last.entry) == (&location.owner, &location.entry)
+        };
         if !self.last.as_ref().is_some_and(same) {
-            self.share(&spot.owner).names += 1;
+            self.share(&location.owner).names += 1;
         }
-        self.last = Some(spot);
+        self.last = Some(location);
     }
 
-    fn share(&mut self, owner: &Owner) -> &mut Share {
+    fn share(&mut self, owner: &ArtifactOwner) -> &mut Amount {
         self.owners.entry(owner.clone()).or_default()
     }
 }
 
-impl Listing {
-    fn complain(&mut self, problem: String) {
-        if self.problems.len() < MOST_PROBLEMS {
+impl ArtifactListing {
+    fn add_problem(&mut self, problem: String) {
+        if self.problems.len() < MAX_PROBLEMS {
             self.problems.push(problem);
         }
     }

@@ -1,33 +1,34 @@
-//! Artifacts: named, numbered, immutable files with a history. One store for all places that hold them.
+//! The artifact store: named, numbered, immutable files with a history, in a folder, in memory or
+//! in a bucket.
 //!
-//! What is common is here: whose a name is, digests, limits, retention. [`folder`] and [`bucket`] say how a version
-//! comes to be there whole or not at all, and how no two writers get the same number.
+//! This module has what all backends share: owners, digests, quotas, retention. [`folder`] and
+//! [`bucket`] make versions appear atomically and give no number twice.
 
-mod about;
 mod bucket;
-mod checked;
+mod chunk_buffer;
+mod digest_cache;
 mod draft;
 mod error;
 mod folder;
-mod kept;
 mod list;
-mod pieces;
-mod place;
-mod put;
+mod location;
+mod metadata;
+mod quota;
 mod read;
-mod weight;
+mod version;
+mod write;
 
-pub use error::StoreError;
-pub use kept::{Kept, Lineage, New, Owner};
-pub use list::{Listing, Wanted};
-pub use pieces::Pieces;
-pub use place::{Place, Remote};
-pub use put::Putting;
-pub use read::{Part, Reading};
+pub use chunk_buffer::ChunkBuffer;
+pub use error::ArtifactError;
+pub use list::{ArtifactListing, ArtifactQuery};
+pub use location::{ObjectStoreConfig, StorageLocation};
+pub use read::{ByteRange, VersionReader};
+pub use version::{ArtifactOwner, Lineage, NewArtifact, StoredArtifact};
+pub use write::VersionWriter;
 
-use bucket::ABANDONED;
-use kept::Spot;
-use place::Shelf;
+use bucket::ABANDONED_AGE;
+use location::StorageBackend;
+use quota::{Amount, QuotaUsage};
 use spec::{ArtifactLimits, Retention, TenantQuotas, Timestamp, WorkspacePath};
 use std::{
     io,
@@ -35,27 +36,27 @@ use std::{
     sync::{Arc, Mutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use weight::{Share, Weight};
+use version::ArtifactVersion;
 
-/// Where artifacts are, and how many.
+/// Settings of the artifact store.
 #[derive(Clone, Debug)]
 pub struct ArtifactSettings {
-    /// Where.
-    pub place: Place,
-    /// At most.
+    /// Where artifacts are stored.
+    pub location: StorageLocation,
+    /// Limits of sizes and counts.
     pub limits: ArtifactLimits,
-    /// What some owners may have instead of what each may have.
+    /// Quotas of single tenants, which replace the general ones.
     pub tenants: TenantQuotas,
-    /// For how long.
+    /// How many versions are kept, and for how long.
     pub retention: Retention,
 }
 
 impl ArtifactSettings {
-    /// In a folder, with defaults.
+    /// A store in a folder, with default limits.
     pub fn folder(folder: impl Into<PathBuf>) -> ArtifactSettings {
-        let place = Place::Folder(folder.into());
+        let location = StorageLocation::Folder(folder.into());
         ArtifactSettings {
-            place,
+            location,
             limits: ArtifactLimits::default(),
             tenants: TenantQuotas::default(),
             retention: Retention::default(),
@@ -63,67 +64,69 @@ impl ArtifactSettings {
     }
 }
 
-/// A store of artifacts. Cheap to clone; all clones are the same.
+/// The artifact store. A cheap handle: all clones share one store.
 #[derive(Clone, Debug)]
 pub struct Artifacts(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    shelf: Shelf,
+    backend: StorageBackend,
     limits: ArtifactLimits,
     tenants: TenantQuotas,
     retention: Retention,
-    weight: Mutex<Weight>,
-    /// One look at everything is enough at a time.
-    weighing: tokio::sync::Mutex<()>,
+    usage: Mutex<QuotaUsage>,
+    /// Allows one measurement at a time.
+    measuring: tokio::sync::Mutex<()>,
 }
 
 impl Artifacts {
-    /// Opens a store. A folder is made if absent; a bucket is not spoken to before it is needed.
-    pub fn open(settings: ArtifactSettings) -> Result<Artifacts, StoreError> {
+    /// Opens the store. A folder is created if absent; a bucket is not contacted before it is
+    /// needed.
+    pub fn open(settings: ArtifactSettings) -> Result<Artifacts, ArtifactError> {
         let ArtifactSettings {
-            place,
+            location,
             limits,
             tenants,
             retention,
         } = settings;
-        let shelf = Shelf::open(place)?;
-        let (weight, weighing) = Default::default();
+        let backend = StorageBackend::open(location)?;
+        let (usage, measuring) = Default::default();
         Ok(Artifacts(Arc::new(Inner {
-            shelf,
+            backend,
             limits,
             tenants,
             retention,
-            weight,
-            weighing,
+            usage,
+            measuring,
         })))
     }
 
-    /// Removes one version, or all of them; says how many. The highest number may be given again.
+    /// Removes one version, or all of them; returns how many. The highest number may be given
+    /// again.
     pub async fn remove(
         &self,
-        owner: &Owner,
+        owner: &ArtifactOwner,
         name: &WorkspacePath,
         version: Option<u64>,
-    ) -> Result<usize, StoreError> {
+    ) -> Result<usize, ArtifactError> {
         let failed = |source: io::Error| match source.kind() {
-            io::ErrorKind::NotFound => StoreError::Missing {
+            io::ErrorKind::NotFound => ArtifactError::Missing {
                 name: name.clone(),
                 version,
             },
-            _ => StoreError::Access {
+            _ => ArtifactError::Access {
                 what: "remove",
                 name: name.clone(),
                 source,
             },
         };
-        let spot = Spot::new(owner, name, 0);
+        let location = ArtifactVersion::new(owner, name, 0);
         let doomed = match version {
             Some(number) => vec![number],
-            None => self.versions(&spot).await.map_err(failed)?,
+            None => self.versions(&location).await.map_err(failed)?,
         };
         if doomed.is_empty() {
-            return Err(StoreError::Missing {
+            return Err(ArtifactError::Missing {
                 name: name.clone(),
                 version,
             });
@@ -131,39 +134,40 @@ impl Artifacts {
         let mut removed = 0;
         for version in doomed {
             match self
-                .remove_spot(&Spot {
+                .remove_version(&ArtifactVersion {
                     version,
-                    ..spot.clone()
+                    ..location.clone()
                 })
                 .await
             {
                 Ok(()) => removed += 1,
-                // Another remover was faster.
+                // A concurrent removal was faster.
                 Err(gone) if gone.kind() == io::ErrorKind::NotFound && removed > 0 => {}
                 Err(error) => return Err(failed(error)),
             }
         }
         if version.is_none() {
-            self.is_gone(owner, Share::NAME);
+            self.record_removal(owner, Amount::NAME);
         }
         Ok(removed)
     }
 
-    /// Removes what writers left that were killed on this machine, at once; gives back what could not be removed, and why.
-    /// For a bucket [`Artifacts::tidy`] does it.
+    /// Removes at once what killed writers left on this machine; returns what could not be removed,
+    /// and why. For a bucket, use [`Artifacts::tidy`].
     pub fn sweep(&self) -> Vec<String> {
-        match &self.0.shelf {
-            Shelf::Folder(folder) => folder.sweep(),
-            Shelf::Bucket(_) => Vec::new(),
+        match &self.0.backend {
+            StorageBackend::Folder(folder) => folder.sweep(),
+            StorageBackend::Bucket(_) => Vec::new(),
         }
     }
 
-    /// Removes what dead writers left and what is not to be kept any longer: how much, and what could not be removed.
+    /// Removes what dead writers left and what retention expires; returns how much, and what could
+    /// not be removed.
     pub async fn tidy(&self) -> (usize, Vec<String>) {
         let mut problems = self.sweep();
         let mut removed = 0;
-        if let Shelf::Bucket(bucket) = &self.0.shelf {
-            match bucket.sweep(ABANDONED).await {
+        if let StorageBackend::Bucket(bucket) = &self.0.backend {
+            match bucket.sweep(ABANDONED_AGE).await {
                 Ok(count) => removed += count,
                 Err(error) => {
                     problems.push(format!("the bucket of artifacts cannot be swept: {error}"))
@@ -182,18 +186,18 @@ impl Artifacts {
             return Ok(0);
         }
         let mut removed = 0;
-        let mut spots = self.spots(None, &mut Vec::new()).await?;
-        spots.sort();
-        for versions in
-            spots.chunk_by(|one, other| (&one.owner, &one.entry) == (&other.owner, &other.entry))
+        let mut locations = self.locations(None, &mut Vec::new()).await?;
+        locations.sort();
+        for versions in locations
+            .chunk_by(|one, other| (&one.owner, &one.entry) == (&other.owner, &other.entry))
         {
             removed += self.expire(versions).await?;
         }
         Ok(removed)
     }
 
-    /// Applies what is to be kept to the versions of one name, oldest first.
-    async fn expire(&self, versions: &[Spot]) -> io::Result<usize> {
+    /// Applies retention to the versions of one name, oldest first.
+    async fn expire(&self, versions: &[ArtifactVersion]) -> io::Result<usize> {
         let Retention {
             keep_versions,
             keep_for,
@@ -203,16 +207,16 @@ impl Artifacts {
             .unwrap_or(usize::MAX);
         let too_many = versions.len().saturating_sub(kept);
         let mut removed = 0;
-        for (at, spot) in versions.iter().enumerate() {
+        for (at, location) in versions.iter().enumerate() {
             let old = match (at < too_many, keep_for) {
                 (true, _) => true,
                 (false, None) => break,
-                (false, Some(time)) => self.is_older(spot, time).await?,
+                (false, Some(time)) => self.is_older(location, time).await?,
             };
             if !old {
                 break;
             }
-            match self.remove_spot(spot).await {
+            match self.remove_version(location).await {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => removed += 1,
             }
@@ -220,9 +224,13 @@ impl Artifacts {
         Ok(removed)
     }
 
-    /// One that cannot be read is not known to be old.
-    async fn is_older(&self, spot: &Spot, time: Duration) -> io::Result<bool> {
-        match self.about(spot).await.and_then(|about| about.kept(spot)) {
+    /// A version whose metadata cannot be read does not count as old.
+    async fn is_older(&self, location: &ArtifactVersion, time: Duration) -> io::Result<bool> {
+        match self
+            .metadata(location)
+            .await
+            .and_then(|metadata| metadata.into_stored(location))
+        {
             Ok(kept) => Ok(u128::from(now().0.saturating_sub(kept.kept_at.0)) > time.as_millis()),
             Err(error)
                 if matches!(
@@ -237,53 +245,61 @@ impl Artifacts {
         }
     }
 
-    async fn remove_spot(&self, spot: &Spot) -> io::Result<()> {
-        let weight = match &self.0.shelf {
-            Shelf::Folder(folder) => {
-                let (folder, spot) = (folder.clone(), spot.clone());
-                off_the_loop(move || {
-                    let weight = folder.weight(&spot);
-                    folder.remove(&spot).map(|()| weight)
+    async fn remove_version(&self, location: &ArtifactVersion) -> io::Result<()> {
+        let usage = match &self.0.backend {
+            StorageBackend::Folder(folder) => {
+                let folder = folder.clone();
+                let location = location.clone();
+                run_blocking(move || {
+                    let usage = folder.usage(&location);
+                    folder.remove(&location).map(|()| usage)
                 })
                 .await?
             }
-            Shelf::Bucket(bucket) => {
-                let weight = bucket.about(spot).await.map_or(0, |about| about.size_bytes);
-                bucket.remove(spot).await?;
-                weight
+            StorageBackend::Bucket(bucket) => {
+                let usage = bucket
+                    .metadata(location)
+                    .await
+                    .map_or(0, |metadata| metadata.size_bytes);
+                bucket.remove(location).await?;
+                usage
             }
         };
-        self.is_gone(&spot.owner, Share::bytes(weight));
+        self.record_removal(&location.owner, Amount::bytes(usage));
         Ok(())
     }
 
-    async fn versions(&self, spot: &Spot) -> io::Result<Vec<u64>> {
-        let mut versions = match &self.0.shelf {
-            Shelf::Folder(folder) => {
-                let (folder, spot) = (folder.clone(), spot.clone());
-                off_the_loop(move || folder.versions(&spot.owner, &spot.entry)).await?
+    async fn versions(&self, location: &ArtifactVersion) -> io::Result<Vec<u64>> {
+        let mut versions = match &self.0.backend {
+            StorageBackend::Folder(folder) => {
+                let folder = folder.clone();
+                let location = location.clone();
+                run_blocking(move || folder.versions(&location.owner, &location.entry)).await?
             }
-            Shelf::Bucket(bucket) => bucket.versions(&spot.owner, &spot.entry).await?,
+            StorageBackend::Bucket(bucket) => {
+                bucket.versions(&location.owner, &location.entry).await?
+            }
         };
         versions.sort_unstable();
         Ok(versions)
     }
 
-    async fn about(&self, spot: &Spot) -> io::Result<about::About> {
-        match &self.0.shelf {
-            Shelf::Folder(folder) => {
-                let (folder, spot) = (folder.clone(), spot.clone());
-                off_the_loop(move || folder.look(&spot))
+    async fn metadata(&self, location: &ArtifactVersion) -> io::Result<metadata::Metadata> {
+        match &self.0.backend {
+            StorageBackend::Folder(folder) => {
+                let folder = folder.clone();
+                let location = location.clone();
+                run_blocking(move || folder.open_version_files(&location))
                     .await
-                    .map(|(_, about)| about)
+                    .map(|(_, metadata)| metadata)
             }
-            Shelf::Bucket(bucket) => bucket.about(spot).await,
+            StorageBackend::Bucket(bucket) => bucket.metadata(location).await,
         }
     }
 }
 
-/// Files have no event loop of their own.
-async fn off_the_loop<T: Send + 'static>(
+/// Runs file operations on the blocking pool.
+async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     tokio::task::spawn_blocking(work)

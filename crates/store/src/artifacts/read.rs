@@ -1,110 +1,110 @@
-//! Reading: in pieces, whole or a part. Whoever reads all of it learns at the end whether it is what was kept.
+//! Reading: in chunks, whole or a range. A complete read verifies the digest at its end.
 
 use super::{
-    Artifacts, Kept, Owner, StoreError,
-    bucket::Bucket,
-    checked::{Checked, Condition},
-    kept::Spot,
-    off_the_loop,
-    place::Shelf,
+    ArtifactError, ArtifactOwner, Artifacts, StoredArtifact,
+    bucket::BucketBackend,
+    digest_cache::{DigestCache, FileStamp},
+    location::StorageBackend,
+    run_blocking,
+    version::ArtifactVersion,
 };
-use crate::{Buffers, names};
+use crate::{BufferPool, name_encoding};
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use spec::WorkspacePath;
 use std::{fs::File, io, ops::Range, sync::Arc};
 
-/// What is read at a time: of a file, and of a bucket, where each piece is a request.
-const PIECE: u64 = 256 << 10;
-const REMOTE_PIECE: u64 = 4 << 20;
+/// Chunk sizes: of a file, and of a bucket, where each chunk is a request.
+const FILE_CHUNK_BYTES: u64 = 256 << 10;
+const BUCKET_CHUNK_BYTES: u64 = 4 << 20;
 
-/// Which part is wanted, as HTTP asks for it.
+/// A byte range as in HTTP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// From here, to there (included) or to the end.
+pub enum ByteRange {
+    /// From the first offset to the second (inclusive), or to the end.
     From(u64, Option<u64>),
-    /// So many bytes at the end.
+    /// The last bytes.
     Last(u64),
 }
 
-impl Part {
-    /// Which bytes these are of so many; none if there are no such.
+impl ByteRange {
+    /// Resolves the range for this size; `None` if it is empty.
     pub fn of(self, size: u64) -> Option<Range<u64>> {
         let range = match self {
-            Part::From(from, to) => from..to.map_or(size, |to| to.saturating_add(1)).min(size),
-            Part::Last(count) => size.saturating_sub(count)..size,
+            ByteRange::From(from, to) => from..to.map_or(size, |to| to.saturating_add(1)).min(size),
+            ByteRange::Last(count) => size.saturating_sub(count)..size,
         };
         (range.start < range.end).then_some(range)
     }
 }
 
-/// A version that is being read.
+/// A version being read.
 #[derive(Debug)]
-pub struct Reading {
-    kept: Kept,
+pub struct VersionReader {
+    kept: StoredArtifact,
     source: Source,
     left: Range<u64>,
-    /// Of everything so far, when everything is read and it is not known yet.
+    /// Running digest, if the whole version is read and is not in the cache.
     digest: Option<Sha256>,
 }
 
 #[derive(Debug)]
 enum Source {
-    File(Arc<Opened>),
-    Object(Bucket, object_store::path::Path),
+    File(Arc<OpenedFile>),
+    Object(BucketBackend, object_store::path::Path),
 }
 
-/// A file, as it was when it was opened.
+/// A file, and its state when it was opened.
 #[derive(Debug)]
-struct Opened {
+struct OpenedFile {
     file: File,
-    buffers: Buffers,
-    condition: Condition,
-    checked: Arc<Checked>,
+    buffers: BufferPool,
+    condition: FileStamp,
+    digest_cache: Arc<DigestCache>,
 }
 
 impl Artifacts {
-    /// Opens one version, the newest if none is named.
+    /// Opens one version, the newest by default.
     pub async fn open_version(
         &self,
-        owner: &Owner,
+        owner: &ArtifactOwner,
         name: &WorkspacePath,
         version: Option<u64>,
-    ) -> Result<Reading, StoreError> {
+    ) -> Result<VersionReader, ArtifactError> {
         let failed = |source: io::Error| match source.kind() {
-            io::ErrorKind::NotFound => StoreError::Missing {
+            io::ErrorKind::NotFound => ArtifactError::Missing {
                 name: name.clone(),
                 version,
             },
-            _ => StoreError::Access {
+            _ => ArtifactError::Access {
                 what: "read",
                 name: name.clone(),
                 source,
             },
         };
-        let mut spot = Spot::new(owner, name, version.unwrap_or(0));
+        let mut location = ArtifactVersion::new(owner, name, version.unwrap_or(0));
         if version.is_none() {
-            let newest = self.versions(&spot).await.map_err(failed)?.pop();
-            spot.version = newest.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+            let newest = self.versions(&location).await.map_err(failed)?.pop();
+            location.version = newest.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
         }
         let opened = self
-            .open_spot(&spot)
+            .open_at(&location)
             .await
             .map_err(|source| match source.kind() {
-                io::ErrorKind::InvalidData | io::ErrorKind::Other => StoreError::Damaged {
+                io::ErrorKind::InvalidData | io::ErrorKind::Other => ArtifactError::Damaged {
                     name: name.clone(),
-                    version: spot.version,
+                    version: location.version,
                     why: source.to_string(),
                 },
                 _ => failed(source),
             });
         let (kept, source) = opened?;
         let known = match &source {
-            Source::File(opened) => opened.checked.holds(&opened.condition, &kept.sha256),
+            Source::File(opened) => opened.digest_cache.holds(&opened.condition, &kept.sha256),
             Source::Object(..) => false,
         };
         let left = 0..kept.size_bytes;
-        Ok(Reading {
+        Ok(VersionReader {
             kept,
             source,
             left,
@@ -112,31 +112,39 @@ impl Artifacts {
         })
     }
 
-    async fn open_spot(&self, spot: &Spot) -> io::Result<(Kept, Source)> {
-        match &self.0.shelf {
-            Shelf::Folder(folder) => {
-                let (at, checked) = (spot.clone(), folder.checked.clone());
+    async fn open_at(&self, location: &ArtifactVersion) -> io::Result<(StoredArtifact, Source)> {
+        match &self.0.backend {
+            StorageBackend::Folder(folder) => {
+                let at = location.clone();
+                let digest_cache = folder.digest_cache.clone();
                 let folder = folder.clone();
-                let (file, about) = off_the_loop(move || folder.look(&at)).await?;
-                let (condition, buffers) = (Condition::of(&file)?, Buffers::default());
-                let opened = Opened {
+                let (file, metadata) = run_blocking(move || folder.open_version_files(&at)).await?;
+                let condition = FileStamp::of(&file)?;
+                let buffers = BufferPool::default();
+                let opened = OpenedFile {
                     file,
                     buffers,
                     condition,
-                    checked,
+                    digest_cache,
                 };
-                Ok((about.kept(spot)?, Source::File(Arc::new(opened))))
+                Ok((
+                    metadata.into_stored(location)?,
+                    Source::File(Arc::new(opened)),
+                ))
             }
-            Shelf::Bucket(bucket) => {
-                let about = unreachable_is_not_damaged(bucket.about(spot).await)?;
-                let place = unreachable_is_not_damaged(bucket.find(spot, &about).await)?;
-                Ok((about.kept(spot)?, Source::Object(bucket.clone(), place)))
+            StorageBackend::Bucket(bucket) => {
+                let metadata = unreachable_is_not_damaged(bucket.metadata(location).await)?;
+                let key = unreachable_is_not_damaged(bucket.find(location, &metadata).await)?;
+                Ok((
+                    metadata.into_stored(location)?,
+                    Source::Object(bucket.clone(), key),
+                ))
             }
         }
     }
 }
 
-/// What a server answers is no statement about what is kept.
+/// An error response of a server does not mean that the artifact is damaged.
 fn unreachable_is_not_damaged<T>(outcome: io::Result<T>) -> io::Result<T> {
     outcome.map_err(|error| match error.kind() {
         io::ErrorKind::Other => io::Error::new(io::ErrorKind::NotConnected, error),
@@ -144,17 +152,17 @@ fn unreachable_is_not_damaged<T>(outcome: io::Result<T>) -> io::Result<T> {
     })
 }
 
-impl Reading {
-    /// What is known of it.
-    pub fn kept(&self) -> &Kept {
+impl VersionReader {
+    /// The metadata of the version.
+    pub fn artifact(&self) -> &StoredArtifact {
         &self.kept
     }
 
-    /// Only a part of it, then; what comes cannot be checked against the whole.
-    pub fn only(mut self, part: Part) -> Result<Reading, StoreError> {
+    /// Restricts the read to a range; its bytes cannot be verified.
+    pub fn only(mut self, part: ByteRange) -> Result<VersionReader, ArtifactError> {
         let size_bytes = self.kept.size_bytes;
         let range = part.of(size_bytes);
-        self.left = range.ok_or_else(|| StoreError::Range {
+        self.left = range.ok_or_else(|| ArtifactError::Range {
             name: self.kept.name.clone(),
             size_bytes,
         })?;
@@ -162,68 +170,72 @@ impl Reading {
         Ok(self)
     }
 
-    /// What is still to come.
+    /// The range that remains to be read.
     pub fn left(&self) -> Range<u64> {
         self.left.clone()
     }
 
-    /// The next bytes; none at the end.
-    pub async fn next(&mut self) -> Result<Option<Bytes>, StoreError> {
+    /// The next bytes; `None` at the end.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, ArtifactError> {
         if self.left.is_empty() {
             return self.check().map(|()| None);
         }
         let bytes = match &self.source {
             Source::File(file) => {
-                let (file, range) = (file.clone(), piece(&self.left, PIECE));
+                let file = file.clone();
+                let range = next_chunk(&self.left, FILE_CHUNK_BYTES);
                 let digest = self.digest.take();
-                off_the_loop(move || read_piece(&file, range, digest))
+                run_blocking(move || read_chunk(&file, range, digest))
                     .await
                     .map(|(bytes, digest)| {
                         self.digest = digest;
                         bytes
                     })
             }
-            Source::Object(bucket, place) => {
-                let bytes = bucket.read(place, piece(&self.left, REMOTE_PIECE)).await;
+            Source::Object(bucket, key) => {
+                let bytes = bucket
+                    .read(key, next_chunk(&self.left, BUCKET_CHUNK_BYTES))
+                    .await;
                 if let (Some(digest), Ok(bytes)) = (&mut self.digest, &bytes) {
                     digest.update(bytes);
                 }
                 bytes
             }
         };
-        let (what, name) = ("read", self.kept.name.clone());
-        let bytes = bytes.map_err(|source| StoreError::Access { what, name, source })?;
+        let what = "read";
+        let name = self.kept.name.clone();
+        let bytes = bytes.map_err(|source| ArtifactError::Access { what, name, source })?;
         if bytes.is_empty() {
             return Err(self.damaged("it ends too early"));
         }
         self.left.start += bytes.len() as u64;
-        // Before the last bytes are given away, not after them.
+        // Verified before the last bytes are returned, not after.
         if self.left.is_empty() {
             self.check()?;
         }
         Ok(Some(bytes))
     }
 
-    fn check(&mut self) -> Result<(), StoreError> {
+    fn check(&mut self) -> Result<(), ArtifactError> {
         let Some(digest) = self.digest.take() else {
             return Ok(());
         };
-        match names::hexadecimal(&digest.finalize()) == self.kept.sha256 {
-            true => {
-                if let Source::File(opened) = &self.source {
-                    opened
-                        .checked
-                        .note(opened.condition.clone(), &self.kept.sha256);
-                }
-                Ok(())
+        if name_encoding::hexadecimal(&digest.finalize()) == self.kept.sha256 {
+            if let Source::File(opened) = &self.source {
+                opened
+                    .digest_cache
+                    .note(opened.condition.clone(), &self.kept.sha256);
             }
-            false => Err(self.damaged("its bytes are not those that were kept")),
+            Ok(())
+        } else {
+            Err(self.damaged("its bytes are not those that were stored"))
         }
     }
 
-    fn damaged(&self, why: &str) -> StoreError {
-        let (name, version) = (self.kept.name.clone(), self.kept.version);
-        StoreError::Damaged {
+    fn damaged(&self, why: &str) -> ArtifactError {
+        let name = self.kept.name.clone();
+        let version = self.kept.version;
+        ArtifactError::Damaged {
             name,
             version,
             why: why.to_owned(),
@@ -231,12 +243,12 @@ impl Reading {
     }
 }
 
-fn piece(left: &Range<u64>, most: u64) -> Range<u64> {
-    left.start..left.end.min(left.start.saturating_add(most))
+fn next_chunk(left: &Range<u64>, limit: u64) -> Range<u64> {
+    left.start..left.end.min(left.start.saturating_add(limit))
 }
 
-fn read_piece(
-    Opened { file, buffers, .. }: &Opened,
+fn read_chunk(
+    OpenedFile { file, buffers, .. }: &OpenedFile,
     range: Range<u64>,
     digest: Option<Sha256>,
 ) -> io::Result<(Bytes, Option<Sha256>)> {

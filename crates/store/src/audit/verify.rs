@@ -1,40 +1,40 @@
-//! Reads the audit and believes no line that does not follow from the one before, from where the database says that it
-//! begins to at least where the database says that it was.
+//! Verifies the audit log: every record must follow from the one before, from the start that the
+//! database names at least up to the checkpoint.
 
 use super::{
     FOLDER, NAME,
-    file::is_live,
-    marks::{Beginning, Mark, Marks},
-    page::Line,
+    checkpoints::{Checkpoint, Checkpoints, SegmentStart},
+    query::ParsedEntry,
+    writer::is_locked,
 };
-use crate::names::hexadecimal;
+use crate::name_encoding::hexadecimal;
 use journal::{ChainHead, Hash, JournalDir, JournalProblem, JournalReader, ReadFault};
 use std::{
     io::{self, BufRead, BufReader, ErrorKind, Read},
     path::Path,
 };
 
-const BUFFER: usize = 256 << 10;
+const BUFFER_BYTES: usize = 256 << 10;
 
-/// What was found of an audit that is as it was written.
+/// Report of a log that verified.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verified {
-    /// Lines that were read.
+pub struct VerifyReport {
+    /// Number of records read.
     pub lines: u64,
-    /// The number of the first of them: those before were removed when they were old.
+    /// Number of the first record; earlier ones were removed by retention.
     pub first: u64,
-    /// When the first was written, in milliseconds since 1970.
+    /// Time of the first record, in milliseconds since 1970.
     pub since_ms: u64,
-    /// The number of the last line.
+    /// Number of the last record.
     pub last: u64,
-    /// Its hash.
+    /// Hash of the last record.
     pub head: String,
 }
 
-/// Why it is not verified.
+/// Why the log did not verify.
 #[derive(Debug, thiserror::Error)]
-pub enum Wrong {
-    /// It is not as it was written.
+pub enum VerifyError {
+    /// It was changed.
     #[error(transparent)]
     Problem(JournalProblem),
     /// It cannot be read.
@@ -42,48 +42,50 @@ pub enum Wrong {
     Read(#[from] io::Error),
 }
 
-/// Reads every line that there is. With a head, a line of that hash must be among them.
-pub fn verify(state: &Path, head: Option<Hash>) -> Result<Verified, Wrong> {
-    // The owner may remove a file while we read: then there is another beginning.
+/// Verifies all records. With a head, a record of that hash must be among them.
+pub fn verify(state: &Path, head: Option<Hash>) -> Result<VerifyReport, VerifyError> {
+    // The server may remove an old file meanwhile; the second read then starts after it.
     let first = verify_once(state, head);
     match first {
-        Err(Wrong::Problem(_)) => verify_once(state, head),
+        Err(VerifyError::Problem(_)) => verify_once(state, head),
         done => done,
     }
 }
 
-fn verify_once(state: &Path, wanted: Option<Hash>) -> Result<Verified, Wrong> {
+fn verify_once(state: &Path, expected_hash: Option<Hash>) -> Result<VerifyReport, VerifyError> {
     let place = state.join(FOLDER);
     let whole = |what: &str| JournalProblem {
         file: place.clone(),
         line: 0,
         what: what.to_owned(),
     };
-    let Some(marks) = Marks::existing(state)? else {
-        return match existing(&place)?.is_some() || wanted.is_some() {
-            true => Err(whole("the `airlock.db` that knows it is gone").into()),
-            false => Ok(Verified::default()),
+    let Some(checkpoints) = Checkpoints::open_existing(state)? else {
+        return if open_existing(&place)?.is_some() || expected_hash.is_some() {
+            Err(whole("`airlock.db`, which describes it, is missing").into())
+        } else {
+            Ok(VerifyReport::default())
         };
     };
-    // Before the files: what is marked is there.
-    let (beginnings, mark) = (marks.beginnings(NAME)?, marks.last(NAME)?);
-    let Some(folder) = existing(&place)? else {
-        return match (mark, wanted) {
-            (None, None) => Ok(Verified::default()),
-            _ => Err(whole("the audit is gone").into()),
+    // Read before the files: every file that the database names exists.
+    let segment_starts = checkpoints.segment_starts(NAME)?;
+    let checkpoint = checkpoints.latest(NAME)?;
+    let Some(folder) = open_existing(&place)? else {
+        return match (checkpoint, expected_hash) {
+            (None, None) => Ok(VerifyReport::default()),
+            _ => Err(whole("the audit is missing").into()),
         };
     };
-    let before = is_live(&folder);
+    let before = is_locked(&folder);
     let parts = folder.segments()?.remove(NAME).unwrap_or_default();
-    let check = Check {
+    let check = Verifier {
         folder: &folder,
         name: NAME,
         parts: &parts,
-        beginnings: &beginnings,
-        mark,
+        segment_starts: &segment_starts,
+        checkpoint,
     };
-    let end = check.read(0, wanted)?;
-    if end.torn && !before && !is_live(&folder) {
+    let end = check.read(0, expected_hash)?;
+    if end.torn && !before && !is_locked(&folder) {
         let file = folder.path(NAME, end.part);
         return Err(JournalProblem {
             file,
@@ -92,14 +94,14 @@ fn verify_once(state: &Path, wanted: Option<Hash>) -> Result<Verified, Wrong> {
         }
         .into());
     }
-    if wanted.is_some() && !end.seen {
+    if expected_hash.is_some() && !end.seen {
         return Err(whole(
-            "no line has the hash that was noted: it was changed, cut off, or put back",
+            "no record has the given hash: the audit was changed, truncated or replaced by an older copy",
         )
         .into());
     }
     let head = hexadecimal(&end.head.hash);
-    Ok(Verified {
+    Ok(VerifyReport {
         lines: end.lines,
         first: end.first,
         since_ms: end.since_ms,
@@ -108,19 +110,19 @@ fn verify_once(state: &Path, wanted: Option<Hash>) -> Result<Verified, Wrong> {
     })
 }
 
-/// The last line that is surely on the disk: its number and hash.
+/// The last checkpoint: number and hash of its record.
 pub fn head(state: &Path) -> io::Result<Option<(u64, String)>> {
-    let Some(marks) = Marks::existing(state)? else {
+    let Some(checkpoints) = Checkpoints::open_existing(state)? else {
         return Ok(None);
     };
-    let mark = marks.last(NAME)?;
-    Ok(mark
-        .filter(|mark| mark.n > 0)
-        .map(|mark| (mark.n, hexadecimal(&mark.hash))))
+    let checkpoint = checkpoints.latest(NAME)?;
+    Ok(checkpoint
+        .filter(|checkpoint| checkpoint.n > 0)
+        .map(|checkpoint| (checkpoint.n, hexadecimal(&checkpoint.hash))))
 }
 
-/// A hash as its 64 digits are read.
-pub fn parsed(text: &str) -> Option<Hash> {
+/// Parses a hash of 64 hexadecimal digits.
+pub fn parse_hash(text: &str) -> Option<Hash> {
     let mut hash = Hash::default();
     if text.len() != 2 * hash.len() || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
@@ -131,15 +133,19 @@ pub fn parsed(text: &str) -> Option<Hash> {
     Some(hash)
 }
 
-pub(super) fn existing(folder: &Path) -> io::Result<Option<JournalDir>> {
+pub(super) fn open_existing(folder: &Path) -> io::Result<Option<JournalDir>> {
     match JournalDir::open(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        opened => opened.map(Some),
+        new_segments => new_segments.map(Some),
     }
 }
 
-/// Where a file begins of which the database knows nothing, as its own first line says.
-pub(super) fn first_of(folder: &JournalDir, name: &str, part: u32) -> io::Result<Beginning> {
+/// Start of a file that the database does not know, from its own first record.
+pub(super) fn read_segment_start(
+    folder: &JournalDir,
+    name: &str,
+    part: u32,
+) -> io::Result<SegmentStart> {
     #[derive(serde::Deserialize)]
     struct First {
         n: u64,
@@ -151,30 +157,32 @@ pub(super) fn first_of(folder: &JournalDir, name: &str, part: u32) -> io::Result
     file.take(journal::MAX_LINE_BYTES as u64)
         .read_until(b'\n', &mut text)?;
     let first: First = serde_json::from_slice(&text)?;
-    match (first.n, parsed(&first.prev)) {
-        (1.., Some(hash)) => Ok(Beginning {
+    match (first.n, parse_hash(&first.prev)) {
+        (1.., Some(hash)) => Ok(SegmentStart {
             part,
             n: first.n - 1,
             hash,
             began_ms: first.at,
             removed: false,
         }),
-        _ => Err(io::Error::other("its first line is none of ours")),
+        _ => Err(io::Error::other(
+            "its first line is not a record of the audit",
+        )),
     }
 }
 
-/// The files of a journal, and what is known of them beside.
-pub(super) struct Check<'a> {
+/// The files of a journal, and what the database knows about them.
+pub(super) struct Verifier<'a> {
     pub(super) folder: &'a JournalDir,
     pub(super) name: &'a str,
     pub(super) parts: &'a [u32],
-    pub(super) beginnings: &'a [Beginning],
-    pub(super) mark: Option<Mark>,
+    pub(super) segment_starts: &'a [SegmentStart],
+    pub(super) checkpoint: Option<Checkpoint>,
 }
 
-/// How far they were read and believed.
+/// How far the files were read and verified.
 #[derive(Debug, Default)]
-pub(super) struct End {
+pub(super) struct VerifiedRange {
     pub(super) head: ChainHead,
     pub(super) torn: bool,
     /// The last file that was read.
@@ -183,15 +191,15 @@ pub(super) struct End {
     lines: u64,
     first: u64,
     since_ms: u64,
-    /// Where the files begin that were read.
-    pub(super) beginnings: Vec<Beginning>,
-    /// Whether the marked line was among them.
-    marked: bool,
-    wanted: Option<Hash>,
+    /// Starts of the files that were read.
+    pub(super) segment_starts: Vec<SegmentStart>,
+    /// Whether the checkpoint's record was among them.
+    checkpoint_found: bool,
+    expected_hash: Option<Hash>,
     seen: bool,
 }
 
-impl Check<'_> {
+impl Verifier<'_> {
     fn problem(&self, part: u32, line: u64, what: impl Into<String>) -> JournalProblem {
         JournalProblem {
             file: self.folder.path(self.name, part),
@@ -200,61 +208,70 @@ impl Check<'_> {
         }
     }
 
-    fn known(&self, part: u32) -> Option<&Beginning> {
-        self.beginnings
+    fn known(&self, part: u32) -> Option<&SegmentStart> {
+        self.segment_starts
             .iter()
-            .find(|beginning| beginning.part == part)
+            .find(|segment_start| segment_start.part == part)
     }
 
-    /// Reads the last files, from the one with the mark on: those before are believed by whoever reads all.
-    pub(super) fn newest(&self) -> Result<End, JournalProblem> {
-        let marked = self.mark.map_or(0, |mark| mark.part);
-        // One of which nothing is known is read from the one before, so that it is known from then on.
+    /// Verifies the latest files, from the one with the checkpoint: `verify` covers the earlier
+    /// ones.
+    pub(super) fn newest(&self) -> Result<VerifiedRange, JournalProblem> {
+        let checkpoint_found = self.checkpoint.map_or(0, |checkpoint| checkpoint.part);
+        // A file that the database does not know is verified from the one before it.
         let known = self
             .parts
             .iter()
             .take_while(|part| self.known(**part).is_some())
             .count();
-        let from = self.parts[..known].iter().rposition(|part| *part <= marked);
+        let from = self.parts[..known]
+            .iter()
+            .rposition(|part| *part <= checkpoint_found);
         self.read(from.unwrap_or(0), None)
     }
 
-    /// Reads them from this one on, and looks for a line of this hash.
-    fn read(&self, from: usize, wanted: Option<Hash>) -> Result<End, JournalProblem> {
-        let mut end = End {
-            wanted,
-            ..End::default()
+    /// Verifies the files from this one on, and looks for a record with this hash.
+    fn read(
+        &self,
+        from: usize,
+        expected_hash: Option<Hash>,
+    ) -> Result<VerifiedRange, JournalProblem> {
+        let mut end = VerifiedRange {
+            expected_hash,
+            ..VerifiedRange::default()
         };
         let parts = &self.parts[from.min(self.parts.len())..];
         if let Some(&first) = parts.first() {
-            let beginning = self.beginning(first)?;
-            end.head = beginning.head();
-            // Before the first line of all there is none that could have been noted.
-            end.seen = beginning.n > 0 && wanted == Some(beginning.hash);
+            let segment_start = self.segment_start(first)?;
+            end.head = segment_start.head();
+            // Before the very first record there is none whose hash could have been stored
+            // elsewhere.
+            end.seen = segment_start.n > 0 && expected_hash == Some(segment_start.hash);
         }
-        end.marked = self
-            .mark
-            .is_none_or(|mark| mark.n == end.head.n && mark.hash == end.head.hash);
+        end.checkpoint_found = self.checkpoint.is_none_or(|checkpoint| {
+            checkpoint.n == end.head.n && checkpoint.hash == end.head.hash
+        });
         for (index, &part) in parts.iter().enumerate() {
             if index > 0 && part != parts[index - 1] + 1 {
                 return Err(self.problem(part, 0, "the file before it is missing"));
             }
-            let at = self.beginning_as_read(part, &end.head)?;
-            end.beginnings.push(at);
+            let at = self.check_segment_start(part, &end.head)?;
+            end.segment_starts.push(at);
             let is_last = parts[index + 1..]
                 .iter()
-                .all(|later| self.is_only_begun(*later));
+                .all(|later| self.is_empty_and_unknown(*later));
             self.file(part, is_last, &mut end)?;
             if end.torn {
                 break;
             }
         }
-        self.reaches_the_mark(&end)?;
+        self.check_checkpoint(&end)?;
         Ok(end)
     }
 
-    /// Whether nothing was ever surely written to it: a loss of power may leave it behind one that lost its end.
-    fn is_only_begun(&self, part: u32) -> bool {
+    /// Whether the file is empty and unknown to the database: power loss may leave it after a file
+    /// that lost its end.
+    fn is_empty_and_unknown(&self, part: u32) -> bool {
         self.known(part).is_none()
             && self
                 .folder
@@ -262,12 +279,12 @@ impl Check<'_> {
                 .is_ok_and(|size| size == 0)
     }
 
-    /// What the first file must follow.
-    fn beginning(&self, part: u32) -> Result<Beginning, JournalProblem> {
+    /// The record that the first file must follow.
+    fn segment_start(&self, part: u32) -> Result<SegmentStart, JournalProblem> {
         let before_was_removed = || self.known(part - 1).is_some_and(|before| before.removed);
         match (part, self.known(part)) {
             (0, _) => Err(self.problem(part, 0, "no file has this number")),
-            (1, _) => Ok(Beginning {
+            (1, _) => Ok(SegmentStart {
                 part,
                 n: 0,
                 hash: Hash::default(),
@@ -280,18 +297,22 @@ impl Check<'_> {
             _ => Err(self.problem(
                 part,
                 0,
-                "the file before it is missing, and was not removed by us",
+                "the file before it is missing, and was not removed by retention",
             )),
         }
     }
 
-    fn beginning_as_read(&self, part: u32, head: &ChainHead) -> Result<Beginning, JournalProblem> {
+    fn check_segment_start(
+        &self,
+        part: u32,
+        head: &ChainHead,
+    ) -> Result<SegmentStart, JournalProblem> {
         match self.known(part) {
             Some(known) if (known.n, known.hash) != (head.n, head.hash) => {
                 Err(self.problem(part, 0, "it does not begin where the database says"))
             }
             Some(known) => Ok(*known),
-            None => Ok(Beginning {
+            None => Ok(SegmentStart {
                 part,
                 n: head.n,
                 hash: head.hash,
@@ -301,17 +322,22 @@ impl Check<'_> {
         }
     }
 
-    fn file(&self, part: u32, is_last: bool, end: &mut End) -> Result<(), JournalProblem> {
+    fn file(
+        &self,
+        part: u32,
+        is_last: bool,
+        end: &mut VerifiedRange,
+    ) -> Result<(), JournalProblem> {
         let file = self.folder.read(self.name, part);
         let file = file.map_err(|error| self.problem(part, 0, error.to_string()))?;
         let head = ChainHead {
             offset: 0,
             ..end.head
         };
-        let mut reader = JournalReader::new(BufReader::with_capacity(BUFFER, file), head);
+        let mut reader = JournalReader::new(BufReader::with_capacity(BUFFER_BYTES, file), head);
         let mut first = true;
         loop {
-            let at = match reader.next_record::<Line<'_>>() {
+            let at = match reader.next_record::<ParsedEntry<'_>>() {
                 Ok(Some(line)) => line.at,
                 Ok(None) => break,
                 Err(ReadFault::Torn) if is_last => {
@@ -322,7 +348,7 @@ impl Check<'_> {
             };
             let head = reader.head();
             if first && self.known(part).is_none() {
-                end.beginnings
+                end.segment_starts
                     .iter_mut()
                     .filter(|of| of.part == part)
                     .for_each(|of| of.began_ms = at);
@@ -332,14 +358,13 @@ impl Check<'_> {
                 (end.first, end.since_ms) = (head.n, at);
             }
             end.lines += 1;
-            end.seen |= end.wanted == Some(head.hash);
-            if let Some(mark) = self.mark.filter(|mark| mark.n == head.n) {
-                match mark.hash == head.hash {
-                    true => end.marked = true,
-                    false => {
-                        let what = "it is not the line that the database knows: what stood here was rewritten";
-                        return Err(self.problem(part, reader.line(), what));
-                    }
+            end.seen |= end.expected_hash == Some(head.hash);
+            if let Some(checkpoint) = self.checkpoint.filter(|checkpoint| checkpoint.n == head.n) {
+                if checkpoint.hash == head.hash {
+                    end.checkpoint_found = true
+                } else {
+                    let what = "it is not the record that the database knows: it was rewritten";
+                    return Err(self.problem(part, reader.line(), what));
                 }
             }
         }
@@ -347,26 +372,26 @@ impl Check<'_> {
         Ok(())
     }
 
-    fn reaches_the_mark(&self, end: &End) -> Result<(), JournalProblem> {
-        let Some(mark) = self.mark else {
-            return match end.lines > 0 && self.beginnings.is_empty() {
-                true => Err(self.problem(end.part, 0, "the database knows nothing of it")),
-                false => Ok(()),
+    fn check_checkpoint(&self, end: &VerifiedRange) -> Result<(), JournalProblem> {
+        let Some(checkpoint) = self.checkpoint else {
+            return if end.lines > 0 && self.segment_starts.is_empty() {
+                Err(self.problem(end.part, 0, "the database knows nothing of it"))
+            } else {
+                Ok(())
             };
         };
         let last = self.parts.last().copied().unwrap_or_default();
-        if last < mark.part {
-            return Err(self.problem(mark.part, 0, "the file is missing"));
+        if last < checkpoint.part {
+            return Err(self.problem(checkpoint.part, 0, "the file is missing"));
         }
-        match end.marked {
-            true => Ok(()),
-            false => {
-                let what = format!(
-                    "it ends before line number {}, which was surely written",
-                    mark.n
-                );
-                Err(self.problem(last, end.line, what))
-            }
+        if end.checkpoint_found {
+            Ok(())
+        } else {
+            let what = format!(
+                "it ends before record {}, which was written to disk",
+                checkpoint.n
+            );
+            Err(self.problem(last, end.line, what))
         }
     }
 }

@@ -1,113 +1,140 @@
-//! A job is accepted: written down with all that is needed to run it, unless it was before or there is no room.
+//! Accepts a job: stores everything needed to run it, unless its idempotency key is known or a
+//! limit is reached.
 
 use super::{
-    end::{self, Change},
-    read,
+    queries,
+    transitions::{self, JobChange},
 };
 use crate::{
     DatabaseError,
-    served::{PROMISED_MS, Writing, back, number},
+    server_database::{IDEMPOTENCY_WINDOW_MS, WriteTransaction, from_sql, sql_integer},
 };
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 
-/// Jobs that come right after one, at most, with those that have ended and are not forgotten yet.
-pub const MOST_BEHIND: u64 = 10_000;
+/// Maximum of direct dependents of one job, with those that have ended and are still stored.
+pub const MAX_DEPENDENTS: u64 = 10_000;
 
-/// A job that is about to be accepted.
+/// A job to be accepted.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct NewJob<'a> {
+    /// Job id.
     pub id: &'a str,
+    /// Tenant.
     pub tenant: &'a str,
+    /// API key of the request.
     pub key: &'a str,
+    /// Name, if one was given.
     pub name: Option<&'a str>,
-    /// JSON.
+    /// Labels as JSON.
     pub labels: &'a str,
+    /// Priority; larger ones go first.
     pub priority: i32,
+    /// Time of acceptance.
     pub at_ms: u64,
+    /// Earliest start, if one was requested.
     pub not_before_ms: Option<u64>,
+    /// How long the job is stored after its end.
     pub keep_ms: u64,
-    pub most_attempts: u32,
-    /// Names of statuses, with spaces between.
+    /// Maximum attempts that count.
+    pub max_attempts: u32,
+    /// Statuses to retry on, separated by spaces.
     pub retry_on: &'a str,
+    /// Pause before the second attempt.
     pub pause_ms: u64,
-    /// Run it again if its server ends before it.
+    /// Whether the job runs again if its server ends first.
     pub rerun: bool,
+    /// Jobs that must succeed first.
     pub after: &'a [String],
-    /// JSON.
+    /// Webhook as JSON.
     pub webhook: Option<&'a str>,
-    /// The request itself.
+    /// The request, as JSON.
     pub order: &'a str,
-    /// An idempotency key with the hash of the request that it stands for.
-    pub promise: Option<(&'a str, [u8; 32])>,
+    /// Idempotency key, with the hash of its request.
+    pub idempotency_key: Option<(&'a str, [u8; 32])>,
 }
 
-/// How many may wait, and what they may take.
+/// Limits of pending jobs and of the bytes that jobs occupy.
 #[derive(Clone, Copy, Debug)]
-pub struct JobRoom {
-    /// Jobs that wait, of all tenants.
+pub struct QueueLimits {
+    /// Queued jobs of all tenants.
     pub queued: u64,
-    /// The same of one.
-    pub queued_of_one: u64,
-    /// Jobs of this tenant that wait or run.
+    /// Queued jobs of one tenant.
+    pub queued_per_tenant: u64,
+    /// Queued and running jobs of this tenant.
     pub jobs: Option<u64>,
-    /// Bytes of orders and results, of all tenants.
+    /// Bytes of requests and results of all tenants.
     pub bytes: u64,
-    /// The same of one.
-    pub bytes_of_one: u64,
+    /// Bytes of requests and results of one tenant.
+    pub bytes_per_tenant: u64,
 }
 
-/// Which bound is reached.
+/// The limit that was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names are those of the room")]
-pub enum WhichBound {
+pub enum ReachedLimit {
+    /// Queued jobs of all tenants.
     Queued,
-    QueuedOfOne,
+    /// Queued jobs of one tenant.
+    QueuedPerTenant,
+    /// Queued and running jobs of the tenant.
     Jobs,
+    /// Bytes of all tenants.
     Bytes,
-    BytesOfOne,
-    Behind,
+    /// Bytes of one tenant.
+    BytesPerTenant,
+    /// Dependents of one job.
+    Dependents,
 }
 
-/// What became of a request to accept a job.
+/// Result of adding a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Added {
-    /// It is accepted.
-    New,
-    /// The same, and over at once: it was to come after what did not succeed.
-    InVain(Vec<Change>),
-    /// The same request came before: this is its job.
-    Before(String),
-    /// Its idempotency key stands for another request.
-    OtherRequest,
-    /// It is to come after one that there is not, or that is somebody else's.
-    NoSuchJob(String),
-    /// There is no room.
-    Full(WhichBound),
+pub enum AddJobOutcome {
+    /// The job is accepted.
+    Accepted,
+    /// The job is accepted and ends at once, because a dependency did not succeed.
+    DependencyFailed(Vec<JobChange>),
+    /// The idempotency key and request match an earlier job; this is its id.
+    Duplicate(String),
+    /// The idempotency key belongs to a different request.
+    KeyReused,
+    /// This dependency does not exist, or belongs to another tenant.
+    UnknownDependency(String),
+    /// A limit is reached.
+    Full(ReachedLimit),
 }
 
-impl Writing<'_> {
-    /// Writes a job down.
-    pub fn add_job(&self, job: &NewJob<'_>, room: &JobRoom) -> Result<Added, DatabaseError> {
-        self.done(add(self.transaction, job, room))
+impl WriteTransaction<'_> {
+    /// Stores a job.
+    pub fn add_job(
+        &self,
+        job: &NewJob<'_>,
+        room: &QueueLimits,
+    ) -> Result<AddJobOutcome, DatabaseError> {
+        self.map_error(add(self.inner, job, room))
     }
 }
 
-fn add(transaction: &Transaction<'_>, job: &NewJob<'_>, room: &JobRoom) -> rusqlite::Result<Added> {
-    if let Some((name, body)) = job.promise
-        && let Some(before) = promised(transaction, job, name, body)?
+fn add(
+    transaction: &Transaction<'_>,
+    job: &NewJob<'_>,
+    room: &QueueLimits,
+) -> rusqlite::Result<AddJobOutcome> {
+    if let Some((name, body)) = job.idempotency_key
+        && let Some(before) = find_idempotency_key(transaction, job, name, body)?
     {
         return Ok(before);
     }
-    if let Some(bound) = full(transaction, job.tenant, job.order.len() as u64, room)? {
-        return Ok(Added::Full(bound));
+    if let Some(bound) = reached_limit(transaction, job.tenant, job.order.len() as u64, room)? {
+        return Ok(AddJobOutcome::Full(bound));
     }
     let needed = match needed(transaction, job)? {
         Ok(needed) => needed,
-        Err(unknown) => return Ok(Added::NoSuchJob(unknown)),
+        Err(unknown) => return Ok(AddJobOutcome::UnknownDependency(unknown)),
     };
-    if needed.iter().any(|needed| needed.behind >= MOST_BEHIND) {
-        return Ok(Added::Full(WhichBound::Behind));
+    if needed
+        .iter()
+        .any(|needed| needed.dependents >= MAX_DEPENDENTS)
+    {
+        return Ok(AddJobOutcome::Full(ReachedLimit::Dependents));
     }
     let n = insert(transaction, job, &needed)?;
     for (place, needed) in needed.iter().enumerate() {
@@ -120,37 +147,43 @@ fn add(transaction: &Transaction<'_>, job: &NewJob<'_>, room: &JobRoom) -> rusql
     transaction
         .prepare_cached("INSERT INTO job_order (n, body) VALUES (?, ?)")?
         .execute(params![n, job.order])?;
-    if let Some((name, body)) = job.promise {
-        let promise = "INSERT OR REPLACE INTO job_promise (tenant, name, body, job, at_ms) VALUES (?, ?, ?, ?, ?)";
+    if let Some((name, body)) = job.idempotency_key {
+        let idempotency_key = "INSERT OR REPLACE INTO job_promise (tenant, name, body, job, at_ms) VALUES (?, ?, ?, ?, ?)";
         transaction.execute(
-            promise,
-            params![job.tenant, name, &body[..], job.id, number(job.at_ms)],
+            idempotency_key,
+            params![job.tenant, name, &body[..], job.id, sql_integer(job.at_ms)],
         )?;
     }
-    // Whoever waits for what did not succeed is told at once.
-    match needed.iter().find(|needed| is_in_vain(&needed.status)) {
-        Some(ended) => {
-            end::cancel_one(transaction, n, &end::in_vain(&ended.id), job.at_ms).map(Added::InVain)
-        }
-        None => Ok(Added::New),
+    // The failed dependency is reported with the acceptance.
+    match needed.iter().find(|needed| has_failed(&needed.status)) {
+        Some(ended) => transitions::cancel_waiting(
+            transaction,
+            n,
+            &transitions::dependency_failed(&ended.id),
+            job.at_ms,
+        )
+        .map(AddJobOutcome::DependencyFailed),
+        None => Ok(AddJobOutcome::Accepted),
     }
 }
 
-/// Whether nothing comes of waiting for a job of this status.
-pub(super) fn is_in_vain(status: &str) -> bool {
+/// Whether a dependency with this status can no longer succeed.
+pub(super) fn has_failed(status: &str) -> bool {
     !matches!(status, "queued" | "running" | "succeeded")
 }
 
 fn insert(
     transaction: &Transaction<'_>,
     job: &NewJob<'_>,
-    needed: &[Needed],
+    needed: &[Dependency],
 ) -> rusqlite::Result<i64> {
     let due = job.not_before_ms.unwrap_or_default();
-    let waits_for = match needed.iter().any(|needed| needed.status != "succeeded") {
-        true => "jobs",
-        false if due > job.at_ms => "time",
-        false => "turn",
+    let waits_for = if needed.iter().any(|needed| needed.status != "succeeded") {
+        "jobs"
+    } else if due > job.at_ms {
+        "time"
+    } else {
+        "turn"
     };
     let insert = "INSERT INTO job (id, tenant, key, name, labels, status, waits_for, priority, accepted_ms, not_before_ms,
             due_ms, keep_ms, most_attempts, retry_on, pause_ms, on_lost, webhook, bytes)
@@ -163,40 +196,40 @@ fn insert(
         job.labels,
         waits_for,
         job.priority,
-        number(job.at_ms),
-        job.not_before_ms.map(number),
-        number(due),
-        number(job.keep_ms),
-        job.most_attempts,
+        sql_integer(job.at_ms),
+        job.not_before_ms.map(sql_integer),
+        sql_integer(due),
+        sql_integer(job.keep_ms),
+        job.max_attempts,
         job.retry_on,
-        number(job.pause_ms),
+        sql_integer(job.pause_ms),
         if job.rerun { "rerun" } else { "lost" },
         job.webhook,
         job.order.len() as i64,
     ])
 }
 
-/// A job that another comes after.
-struct Needed {
+/// A job that the new job depends on.
+struct Dependency {
     id: String,
     status: String,
-    behind: u64,
+    dependents: u64,
 }
 
-/// Those that it comes after; or the first that its tenant does not have.
+/// The dependencies of a job; or the first one that its tenant does not have.
 fn needed(
     transaction: &Transaction<'_>,
     job: &NewJob<'_>,
-) -> rusqlite::Result<Result<Vec<Needed>, String>> {
+) -> rusqlite::Result<Result<Vec<Dependency>, String>> {
     let mut found = Vec::with_capacity(job.after.len());
     let mut find = transaction
         .prepare_cached("SELECT id, status, behind FROM job WHERE id = ? AND tenant = ?")?;
     for id in job.after {
         let needed = |row: &Row<'_>| {
-            Ok(Needed {
+            Ok(Dependency {
                 id: row.get(0)?,
                 status: row.get(1)?,
-                behind: back(row.get(2)?),
+                dependents: from_sql(row.get(2)?),
             })
         };
         match find.query_row([id, job.tenant], needed).optional()? {
@@ -207,40 +240,42 @@ fn needed(
     Ok(Ok(found))
 }
 
-/// What one may have of what all have together: half of what the others leave, so that no two of them take everything.
-fn share(most: u64, all: u64, own: u64) -> u64 {
+/// One tenant's share of a common limit: half of what the others leave, so that no two tenants can
+/// take everything.
+fn tenant_share(most: u64, all: u64, own: u64) -> u64 {
     most.saturating_sub(all.saturating_sub(own)).div_ceil(2)
 }
 
-/// Which bound one more of this tenant, with so many bytes, would be beyond.
-pub(super) fn full(
+/// The limit that one more job of this tenant, with so many bytes, would exceed.
+pub(super) fn reached_limit(
     transaction: &Transaction<'_>,
     tenant: &str,
     more: u64,
-    room: &JobRoom,
-) -> rusqlite::Result<Option<WhichBound>> {
-    let (own, all) = (
-        read::counts(transaction, tenant)?,
-        read::counts(transaction, "")?,
-    );
+    room: &QueueLimits,
+) -> rusqlite::Result<Option<ReachedLimit>> {
+    let own = queries::counts(transaction, tenant)?;
+    let all = queries::counts(transaction, "")?;
     let reached = [
         (
-            WhichBound::Jobs,
+            ReachedLimit::Jobs,
             room.jobs
                 .is_some_and(|most| own.queued + own.running >= most),
         ),
-        (WhichBound::QueuedOfOne, own.queued >= room.queued_of_one),
         (
-            WhichBound::Queued,
-            own.queued >= share(room.queued, all.queued, own.queued),
+            ReachedLimit::QueuedPerTenant,
+            own.queued >= room.queued_per_tenant,
         ),
         (
-            WhichBound::BytesOfOne,
-            own.bytes.saturating_add(more) > room.bytes_of_one,
+            ReachedLimit::Queued,
+            own.queued >= tenant_share(room.queued, all.queued, own.queued),
         ),
         (
-            WhichBound::Bytes,
-            own.bytes.saturating_add(more) > share(room.bytes, all.bytes, own.bytes),
+            ReachedLimit::BytesPerTenant,
+            own.bytes.saturating_add(more) > room.bytes_per_tenant,
+        ),
+        (
+            ReachedLimit::Bytes,
+            own.bytes.saturating_add(more) > tenant_share(room.bytes, all.bytes, own.bytes),
         ),
     ];
     Ok(reached
@@ -248,24 +283,27 @@ pub(super) fn full(
         .find_map(|(bound, reached)| reached.then_some(bound)))
 }
 
-/// What an idempotency key stands for, if it is known and still holds.
-fn promised(
+/// The job that an idempotency key belongs to, if the key is known and valid.
+fn find_idempotency_key(
     transaction: &Transaction<'_>,
     job: &NewJob<'_>,
     name: &str,
     body: [u8; 32],
-) -> rusqlite::Result<Option<Added>> {
+) -> rusqlite::Result<Option<AddJobOutcome>> {
     let find = "SELECT body, job FROM job_promise WHERE tenant = ? AND name = ?
         AND (at_ms >= ? OR EXISTS (SELECT 1 FROM job WHERE id = job_promise.job AND ended_ms IS NULL))";
-    let since = number(job.at_ms.saturating_sub(PROMISED_MS));
+    let since = sql_integer(job.at_ms.saturating_sub(IDEMPOTENCY_WINDOW_MS));
     let found: Option<(Vec<u8>, String)> = transaction
         .prepare_cached(find)?
         .query_row(params![job.tenant, name, since], |row| {
             Ok((row.get(0)?, row.get(1)?))
         })
         .optional()?;
-    Ok(found.map(|(before, id)| match before == body {
-        true => Added::Before(id),
-        false => Added::OtherRequest,
+    Ok(found.map(|(before, id)| {
+        if before == body {
+            AddJobOutcome::Duplicate(id)
+        } else {
+            AddJobOutcome::KeyReused
+        }
     }))
 }

@@ -1,4 +1,5 @@
-//! Jobs, as they last: from the moment they are accepted to exactly one final state, however often their server ends.
+//! Jobs, stored from their acceptance to exactly one final state, however often the server
+//! restarts.
 //!
 //! ```text
 //!            ┌──────── jobs ── all that it is after succeeded ──┐
@@ -8,22 +9,23 @@
 //!                              └── again, after a pause ────────┴── again ──────────┘
 //! ```
 //!
-//! Every arrow is one transaction, in which whatever waits for the job follows; where that is much, soon after (`behind.rs`). A job that is `running` names the server
-//! that has it under way (`boot`): after a crash there is another, and what became of the job is decided by what was asked
-//! for ([`next`]). Who has how many is kept by triggers; nobody counts rows.
+//! Every arrow is one transaction, which also updates the dependents of the job; many dependents
+//! are updated soon after, in batches (`dependents.rs`). A `running` job names the server that runs
+//! it (column `boot`): after a crash the next server settles it as its policy says ([`next_step`]).
+//! Triggers count the jobs of each tenant, so that no query counts rows.
 
 mod add;
-mod behind;
-mod end;
-mod next;
+mod dependents;
 mod prune;
-mod read;
+mod queries;
+mod retry_policy;
+mod transitions;
 
-pub use add::{Added, JobRoom, MOST_BEHIND, NewJob, WhichBound};
-pub use end::{Cancelled, Change, End, Retried};
-pub use next::{MOST_RERUNS, Next, Policy, next};
-pub use prune::MOST_PROMISES;
-pub use read::{Counts, Ended, JobFilter, JobRow, Listed};
+pub use add::{AddJobOutcome, MAX_DEPENDENTS, NewJob, QueueLimits, ReachedLimit};
+pub use prune::MAX_IDEMPOTENCY_KEYS;
+pub use queries::{AbandonedJob, JobCounts, JobFilter, JobPage, JobRow};
+pub use retry_policy::{MAX_RERUNS, NextStep, RetryPolicy, next_step};
+pub use transitions::{AttemptEnd, CancelJobOutcome, JobChange, RetryJobOutcome};
 
 #[cfg(test)]
 mod tests;

@@ -1,21 +1,22 @@
-//! Forgets jobs that are over: what is too old, and of whoever has the most the oldest, a few at a time. Nothing waits for
-//! a job that is forgotten: one behind which not everything has followed its end (`behind.rs`) is kept until then.
+//! Prunes ended jobs: the expired ones, and of the tenant with the most jobs the oldest, in small
+//! batches. A job whose dependents are not updated yet (`dependents.rs`) is kept until then, so
+//! nothing waits for a pruned job.
 
 use crate::{
     DatabaseError,
-    served::{PROMISED_MS, Served, number},
+    server_database::{IDEMPOTENCY_WINDOW_MS, ServerDatabase, sql_integer},
 };
 use rusqlite::{OptionalExtension, Transaction, params};
 
-/// How many are forgotten in one transaction: others wait for it.
-const TOGETHER: i64 = 500;
-/// Promises of one tenant whose jobs have ended; the oldest are forgotten first.
-pub const MOST_PROMISES: u32 = 200_000;
-/// Not everything behind it has followed.
-const FOLLOWED: &str = "EXISTS (SELECT 1 FROM job_followed WHERE job_followed.id = job.id)";
+/// Jobs removed in one transaction, so that writers do not wait long.
+const BATCH_SIZE: i64 = 500;
+/// Limit of idempotency keys of one tenant whose jobs have ended; the oldest are removed first.
+pub const MAX_IDEMPOTENCY_KEYS: u32 = 200_000;
+/// The propagation to its dependents is incomplete.
+const PROPAGATING: &str = "EXISTS (SELECT 1 FROM job_followed WHERE job_followed.id = job.id)";
 
-impl Served {
-    /// Forgets what is too old or too much. How many jobs are gone.
+impl ServerDatabase {
+    /// Removes jobs that are expired or too many. Returns the number of jobs removed.
     pub fn prune_jobs(
         &self,
         now_ms: u64,
@@ -24,20 +25,28 @@ impl Served {
     ) -> Result<usize, DatabaseError> {
         let mut gone = 0;
         loop {
-            let some = self.together(|writing| {
-                let transaction = writing.transaction;
-                writing.done(prune_old(transaction, now_ms).and_then(|old| match old {
-                    0 => prune_many(transaction, number(most), number(most_bytes)),
+            let some = self.transact(|transaction| {
+                let pruned = prune_old(transaction.inner, now_ms).and_then(|old| match old {
+                    0 => prune_many(
+                        transaction.inner,
+                        sql_integer(most),
+                        sql_integer(most_bytes),
+                    ),
                     old => Ok(old),
-                }))
+                });
+                transaction.map_error(pruned)
             })?;
             gone += some;
             if some == 0 {
                 break;
             }
         }
-        self.together(|writing| {
-            writing.done(prune_promises(writing.transaction, now_ms, MOST_PROMISES))
+        self.transact(|transaction| {
+            transaction.map_error(prune_idempotency_keys(
+                transaction.inner,
+                now_ms,
+                MAX_IDEMPOTENCY_KEYS,
+            ))
         })?;
         Ok(gone)
     }
@@ -46,11 +55,11 @@ impl Served {
 fn prune_old(transaction: &Transaction<'_>, now_ms: u64) -> rusqlite::Result<usize> {
     let old = format!(
         "DELETE FROM job WHERE n IN
-            (SELECT n FROM job WHERE keep_until < ? AND NOT {FOLLOWED} ORDER BY keep_until LIMIT ?)"
+            (SELECT n FROM job WHERE keep_until < ? AND NOT {PROPAGATING} ORDER BY keep_until LIMIT ?)"
     );
     transaction
         .prepare_cached(&old)?
-        .execute(params![number(now_ms), TOGETHER])
+        .execute(params![sql_integer(now_ms), BATCH_SIZE])
 }
 
 fn prune_many(
@@ -65,8 +74,8 @@ fn prune_many(
         })
         .optional()?;
     let (excess, order) = match all {
-        Some((excess, _)) if excess > 0 => (excess.min(TOGETHER), "ended"),
-        // By weight few are forgotten at a time: one may be most of it.
+        Some((excess, _)) if excess > 0 => (excess.min(BATCH_SIZE), "ended"),
+        // By bytes, only a few are removed at a time: one job may have most of them.
         Some((_, true)) => (16, "over"),
         _ => return Ok(0),
     };
@@ -80,26 +89,33 @@ fn prune_many(
     let Some((tenant, ended)) = richest.first() else {
         return Ok(0);
     };
-    // Not below the second: then it is that one's turn.
+    // Not below the tenant with the second most: then that one loses jobs.
     let lead = richest
         .get(1)
         .map_or(*ended, |(_, second)| ended - second)
         .max(1);
     let drop = format!(
         "DELETE FROM job WHERE n IN
-            (SELECT n FROM job WHERE tenant = ? AND ended_ms IS NOT NULL AND NOT {FOLLOWED} ORDER BY n LIMIT ?)"
+            (SELECT n FROM job WHERE tenant = ? AND ended_ms IS NOT NULL AND NOT {PROPAGATING} ORDER BY n LIMIT ?)"
     );
     transaction
         .prepare_cached(&drop)?
         .execute(params![tenant, excess.min(lead)])
 }
 
-/// One whose job has not ended is kept, however old it is.
-fn prune_promises(transaction: &Transaction<'_>, now_ms: u64, most: u32) -> rusqlite::Result<()> {
+/// Keys of unfinished jobs are kept, however old they are.
+fn prune_idempotency_keys(
+    transaction: &Transaction<'_>,
+    now_ms: u64,
+    most: u32,
+) -> rusqlite::Result<()> {
     const ENDED: &str =
         "NOT EXISTS (SELECT 1 FROM job WHERE job.id = job_promise.job AND job.ended_ms IS NULL)";
     let old = format!("DELETE FROM job_promise WHERE at_ms < ? AND {ENDED}");
-    transaction.execute(&old, [number(now_ms.saturating_sub(PROMISED_MS))])?;
+    transaction.execute(
+        &old,
+        [sql_integer(now_ms.saturating_sub(IDEMPOTENCY_WINDOW_MS))],
+    )?;
     let mut too_many = transaction
         .prepare("SELECT tenant FROM job_promise GROUP BY tenant HAVING count(*) > ?")?;
     let tenants: Vec<String> = too_many

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
     DatabaseError,
-    served::{NewRun, Served},
+    server_database::{NewRun, ServerDatabase},
 };
 use proptest::prelude::*;
 use std::{
@@ -10,16 +10,16 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// A state folder of its own; gone with the test.
+/// A state folder, removed when dropped.
 struct Folder(PathBuf);
 
 impl Folder {
     fn new() -> Folder {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
+        static NEXT_JOBS: AtomicU32 = AtomicU32::new(0);
         let name = format!(
             "airlock-jobs-{}.{}",
             std::process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
+            NEXT_JOBS.fetch_add(1, Ordering::Relaxed)
         );
         Folder(std::env::temp_dir().join(name))
     }
@@ -31,12 +31,12 @@ impl Drop for Folder {
     }
 }
 
-const ROOM: JobRoom = JobRoom {
+const ROOM: QueueLimits = QueueLimits {
     queued: 1000,
-    queued_of_one: 1000,
+    queued_per_tenant: 1000,
     jobs: None,
     bytes: 1 << 30,
-    bytes_of_one: 1 << 30,
+    bytes_per_tenant: 1 << 30,
 };
 
 fn new<'a>(id: &'a str, tenant: &'a str) -> NewJob<'a> {
@@ -50,26 +50,26 @@ fn new<'a>(id: &'a str, tenant: &'a str) -> NewJob<'a> {
         at_ms: 1000,
         not_before_ms: None,
         keep_ms: 10_000,
-        most_attempts: 1,
+        max_attempts: 1,
         retry_on: "",
         pause_ms: 0,
         rerun: false,
         after: &[],
         webhook: None,
         order: "{}",
-        promise: None,
+        idempotency_key: None,
     }
 }
 
-fn add(served: &Served, job: &NewJob<'_>) -> Added {
-    served
-        .together(|writing| writing.add_job(job, &ROOM))
+fn add(database: &ServerDatabase, job: &NewJob<'_>) -> AddJobOutcome {
+    database
+        .transact(|transaction| transaction.add_job(job, &ROOM))
         .unwrap()
 }
 
-fn start(served: &Served, id: &str, run: &str, boot: &str) -> bool {
-    let work = |writing: &crate::served::Writing<'_>| {
-        let started = writing.start_job(id, run, boot, 2000)?;
+fn start(database: &ServerDatabase, id: &str, run: &str, boot: &str) -> bool {
+    let work = |transaction: &crate::server_database::WriteTransaction<'_>| {
+        let started = transaction.start_job(id, run, boot, 2000)?;
         if started {
             let new = NewRun {
                 id: run,
@@ -77,51 +77,54 @@ fn start(served: &Served, id: &str, run: &str, boot: &str) -> bool {
                 task: None,
                 job: Some(id),
                 at_ms: 2000,
-                promise: None,
+                idempotency_key: None,
             };
-            assert_eq!(writing.accept(&new, true)?, crate::served::Accepted::New);
+            assert_eq!(
+                transaction.accept(&new, true)?,
+                crate::server_database::AcceptRunOutcome::Accepted
+            );
         }
         Ok::<_, DatabaseError>(started)
     };
-    served.together(work).unwrap()
+    database.transact(work).unwrap()
 }
 
-fn end(served: &Served, run: &str, status: &str, at_ms: u64) -> Vec<Change> {
-    let end = End {
+fn end(database: &ServerDatabase, run: &str, status: &str, at_ms: u64) -> Vec<JobChange> {
+    let end = AttemptEnd {
         status,
         result: Some(r#"{"a":1}"#),
         error: None,
         at_ms,
     };
-    let work = |writing: &crate::served::Writing<'_>| {
-        writing.finish(run, status, "{}")?;
-        writing.end_job(run, &end)
+    let work = |transaction: &crate::server_database::WriteTransaction<'_>| {
+        transaction.finish(run, status, "{}")?;
+        transaction.end_job(run, &end)
     };
-    served.together(work).unwrap()
+    database.transact(work).unwrap()
 }
 
-fn status(served: &Served, id: &str) -> String {
-    served.job(id).unwrap().unwrap().status
+fn status(database: &ServerDatabase, id: &str) -> String {
+    database.job(id).unwrap().unwrap().status
 }
 
 #[test]
 fn a_job_is_started_once_and_ends_once() {
     let folder = Folder::new();
-    let served = Served::open(&folder.0).unwrap();
-    assert_eq!(add(&served, &new("a", "t")), Added::New);
-    assert_eq!(served.next_jobs("t", 9).unwrap(), ["a"]);
-    assert!(start(&served, "a", "r1", "boot"));
-    assert!(!start(&served, "a", "r2", "boot"), "it is under way");
-    let row = served.job("a").unwrap().unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
+    assert_eq!(add(&database, &new("a", "t")), AddJobOutcome::Accepted);
+    assert_eq!(database.next_jobs("t", 9).unwrap(), ["a"]);
+    assert!(start(&database, "a", "r1", "boot"));
+    assert!(!start(&database, "a", "r2", "boot"), "it is under way");
+    let row = database.job("a").unwrap().unwrap();
     assert_eq!(
         (row.status.as_str(), row.attempt, row.run.as_deref()),
         ("running", 1, Some("r1"))
     );
     assert!(
-        end(&served, "r2", "failed", 3000).is_empty(),
+        end(&database, "r2", "failed", 3000).is_empty(),
         "that is not its run"
     );
-    let changes = end(&served, "r1", "succeeded", 3000);
+    let changes = end(&database, "r1", "succeeded", 3000);
     assert_eq!(
         changes
             .iter()
@@ -130,22 +133,22 @@ fn a_job_is_started_once_and_ends_once() {
         ["succeeded"]
     );
     assert!(
-        end(&served, "r1", "failed", 4000).is_empty(),
+        end(&database, "r1", "failed", 4000).is_empty(),
         "what is final stays so"
     );
-    let row = served.job("a").unwrap().unwrap();
+    let row = database.job("a").unwrap().unwrap();
     assert_eq!(
         (row.status.as_str(), row.ended_ms, row.runs),
         ("succeeded", Some(3000), vec!["r1".to_owned()])
     );
     assert_eq!(
-        served.job_result("a").unwrap().as_deref(),
+        database.job_result("a").unwrap().as_deref(),
         Some(r#"{"a":1}"#)
     );
-    let counts = served.job_counts(Some("t")).unwrap();
+    let counts = database.job_counts(Some("t")).unwrap();
     assert_eq!(
         counts,
-        Counts {
+        JobCounts {
             queued: 0,
             turn: 0,
             running: 0,
@@ -158,59 +161,62 @@ fn a_job_is_started_once_and_ends_once() {
 #[test]
 fn priorities_come_first_and_then_age() {
     let folder = Folder::new();
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     for (id, priority) in [("a", 0), ("b", 5), ("c", -5), ("d", 5), ("e", 0)] {
         add(
-            &served,
+            &database,
             &NewJob {
                 priority,
                 ..new(id, "t")
             },
         );
     }
-    add(&served, &new("x", "other"));
-    assert_eq!(served.next_jobs("t", 9).unwrap(), ["b", "d", "a", "e", "c"]);
-    assert_eq!(served.next_jobs("t", 1).unwrap(), ["b"]);
-    assert_eq!(served.active_tenants().unwrap(), ["other", "t"]);
+    add(&database, &new("x", "other"));
+    assert_eq!(
+        database.next_jobs("t", 9).unwrap(),
+        ["b", "d", "a", "e", "c"]
+    );
+    assert_eq!(database.next_jobs("t", 1).unwrap(), ["b"]);
+    assert_eq!(database.active_tenants().unwrap(), ["other", "t"]);
 }
 
 #[test]
 fn a_job_waits_for_its_time() {
     let folder = Folder::new();
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     add(
-        &served,
+        &database,
         &NewJob {
             not_before_ms: Some(5000),
             ..new("a", "t")
         },
     );
     add(
-        &served,
+        &database,
         &NewJob {
             not_before_ms: Some(500),
             ..new("past", "t")
         },
     );
-    assert_eq!(served.next_jobs("t", 9).unwrap(), ["past"]);
-    assert_eq!(served.next_due().unwrap(), Some(5000));
-    assert!(!start(&served, "a", "r", "boot"));
+    assert_eq!(database.next_jobs("t", 9).unwrap(), ["past"]);
+    assert_eq!(database.next_due().unwrap(), Some(5000));
+    assert!(!start(&database, "a", "r", "boot"));
     assert_eq!(
-        served
-            .together(|writing| writing.due_jobs(4999, 10))
+        database
+            .transact(|transaction| transaction.release_due_jobs(4999, 10))
             .unwrap(),
         [""; 0]
     );
     assert_eq!(
-        served
-            .together(|writing| writing.due_jobs(5000, 10))
+        database
+            .transact(|transaction| transaction.release_due_jobs(5000, 10))
             .unwrap(),
         ["a"]
     );
     assert_eq!(
         (
-            served.next_due().unwrap(),
-            served.next_jobs("t", 9).unwrap().len()
+            database.next_due().unwrap(),
+            database.next_jobs("t", 9).unwrap().len()
         ),
         (None, 2)
     );
@@ -219,79 +225,82 @@ fn a_job_waits_for_its_time() {
 #[test]
 fn a_job_that_is_put_off_waits_lets_others_go_and_has_its_turn_again() {
     let folder = Folder::new();
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     add(
-        &served,
+        &database,
         &NewJob {
             priority: 9,
             ..new("a", "t")
         },
     );
-    add(&served, &new("b", "t"));
+    add(&database, &new("b", "t"));
     let put_off = || {
-        served.together(|writing| writing.put_off_job("a", 9000, r#"{"code":"quota_exceeded"}"#))
+        database.transact(|transaction| {
+            transaction.defer_job("a", 9000, r#"{"code":"quota_exceeded"}"#)
+        })
     };
     assert!(put_off().unwrap());
     assert!(!put_off().unwrap(), "it waits already");
-    assert_eq!(served.next_jobs("t", 9).unwrap(), ["b"]);
-    let row = served.job("a").unwrap().unwrap();
+    assert_eq!(database.next_jobs("t", 9).unwrap(), ["b"]);
+    let row = database.job("a").unwrap().unwrap();
     assert_eq!(
         (row.status.as_str(), row.attempt, row.error.is_some()),
         ("queued", 0, true)
     );
-    served
-        .together(|writing| writing.due_jobs(9000, 9))
+    database
+        .transact(|transaction| transaction.release_due_jobs(9000, 9))
         .unwrap();
-    assert_eq!(served.next_jobs("t", 9).unwrap(), ["a", "b"]);
-    assert!(start(&served, "a", "r", "boot"));
-    assert_eq!(served.job("a").unwrap().unwrap().error, None);
+    assert_eq!(database.next_jobs("t", 9).unwrap(), ["a", "b"]);
+    assert!(start(&database, "a", "r", "boot"));
+    assert_eq!(database.job("a").unwrap().unwrap().error, None);
 }
 
 #[test]
 fn only_those_that_were_put_off_are_looked_at_again() {
     let folder = Folder::new();
-    let served = Served::open(&folder.0).unwrap();
-    add(&served, &new("a", "t"));
+    let database = ServerDatabase::open(&folder.0).unwrap();
+    add(&database, &new("a", "t"));
     add(
-        &served,
+        &database,
         &NewJob {
             not_before_ms: Some(9000),
             ..new("later", "t")
         },
     );
-    served
-        .together(|writing| writing.put_off_job("a", 9000, r#"{"code":"budget_exceeded"}"#))
+    database
+        .transact(|transaction| transaction.defer_job("a", 9000, r#"{"code":"budget_exceeded"}"#))
         .unwrap();
     assert_eq!(
-        served
-            .together(|writing| writing.look_again_at_jobs(3000))
+        database
+            .transact(|transaction| transaction.requeue_deferred_jobs(3000))
             .unwrap(),
         1
     );
     assert_eq!(
-        served
-            .together(|writing| writing.due_jobs(3000, 9))
+        database
+            .transact(|transaction| transaction.release_due_jobs(3000, 9))
             .unwrap(),
         ["a"]
     );
-    assert_eq!(served.next_due().unwrap(), Some(9000));
+    assert_eq!(database.next_due().unwrap(), Some(9000));
 }
 
 #[test]
 fn what_comes_after_follows() {
     let folder = Folder::new();
-    let served = Served::open(&folder.0).unwrap();
-    let (a, b) = (vec!["a".to_owned()], vec!["a".to_owned(), "b".to_owned()]);
-    add(&served, &new("a", "t"));
+    let database = ServerDatabase::open(&folder.0).unwrap();
+    let a = vec!["a".to_owned()];
+    let b = vec!["a".to_owned(), "b".to_owned()];
+    add(&database, &new("a", "t"));
     add(
-        &served,
+        &database,
         &NewJob {
             after: &a,
             ..new("b", "t")
         },
     );
     add(
-        &served,
+        &database,
         &NewJob {
             after: &b,
             ..new("c", "t")
@@ -299,123 +308,128 @@ fn what_comes_after_follows() {
     );
     assert_eq!(
         add(
-            &served,
+            &database,
             &NewJob {
                 after: &a,
                 ..new("x", "other")
             }
         ),
-        Added::NoSuchJob("a".into())
+        AddJobOutcome::UnknownDependency("a".into())
     );
-    assert_eq!(served.next_jobs("t", 9).unwrap(), ["a"]);
-    start(&served, "a", "ra", "boot");
-    end(&served, "ra", "succeeded", 3000);
+    assert_eq!(database.next_jobs("t", 9).unwrap(), ["a"]);
+    start(&database, "a", "ra", "boot");
+    end(&database, "ra", "succeeded", 3000);
     assert_eq!(
-        served.next_jobs("t", 9).unwrap(),
+        database.next_jobs("t", 9).unwrap(),
         ["b"],
         "c waits for b, too"
     );
-    start(&served, "b", "rb", "boot");
-    let told: Vec<_> = end(&served, "rb", "failed", 4000)
+    start(&database, "b", "rb", "boot");
+    let webhook_progress: Vec<_> = end(&database, "rb", "failed", 4000)
         .into_iter()
         .map(|change| (change.id, change.status))
         .collect();
     assert_eq!(
-        told,
+        webhook_progress,
         [
             ("b".into(), "failed".into()),
             ("c".into(), "cancelled".into())
         ]
     );
-    // Whoever comes after what failed is told at once; once that is tried again it can wait for it.
+    // A dependent of a failed job fails at once; while the job is retried, it can wait.
     let after = ["b".to_owned()];
     add(
-        &served,
+        &database,
         &NewJob {
             after: &after,
             ..new("late", "t")
         },
     );
-    assert_eq!(status(&served, "late"), "cancelled");
+    assert_eq!(status(&database, "late"), "cancelled");
     let retry = |id: &str| {
-        served
-            .together(|writing| writing.retry_job(id, 5000, &ROOM))
+        database
+            .transact(|transaction| transaction.retry_job(id, 5000, &ROOM))
             .unwrap()
     };
-    assert_eq!(retry("late"), Retried::InVain("b".into()));
+    assert_eq!(retry("late"), RetryJobOutcome::DependencyFailed("b".into()));
     assert_eq!(
         (retry("b"), retry("late"), retry("late")),
-        (Retried::Queued, Retried::Queued, Retried::NotFinal)
+        (
+            RetryJobOutcome::Queued,
+            RetryJobOutcome::Queued,
+            RetryJobOutcome::NotEnded
+        )
     );
-    start(&served, "b", "rb2", "boot");
-    end(&served, "rb2", "succeeded", 6000);
-    assert_eq!(served.next_jobs("t", 9).unwrap(), ["late"]);
+    start(&database, "b", "rb2", "boot");
+    end(&database, "rb2", "succeeded", 6000);
+    assert_eq!(database.next_jobs("t", 9).unwrap(), ["late"]);
 }
 
 #[test]
 fn cancelling_takes_all_behind_it() {
     let folder = Folder::new();
-    let served = Served::open(&folder.0).unwrap();
-    add(&served, &new("0", "t"));
+    let database = ServerDatabase::open(&folder.0).unwrap();
+    add(&database, &new("0", "t"));
     for number in 1..200 {
-        let (id, before) = (number.to_string(), [(number - 1).to_string()]);
+        let id = number.to_string();
+        let before = [(number - 1).to_string()];
         add(
-            &served,
+            &database,
             &NewJob {
                 after: &before,
                 ..new(&id, "t")
             },
         );
     }
-    let cancelled = served
-        .together(|writing| writing.cancel_job("0", 2000))
+    let cancelled = database
+        .transact(|transaction| transaction.cancel_job("0", 2000))
         .unwrap();
-    let Cancelled::Queued(mut changes) = cancelled else {
+    let CancelJobOutcome::Cancelled(mut changes) = cancelled else {
         panic!("{cancelled:?}")
     };
-    assert_eq!(changes.len(), 1 + behind::TOGETHER, "a few at a time");
+    assert_eq!(changes.len(), 1 + dependents::BATCH_SIZE, "a few at a time");
     assert_eq!(
-        served
-            .together(|writing| writing.retry_job("3", 2000, &ROOM))
+        database
+            .transact(|transaction| transaction.retry_job("3", 2000, &ROOM))
             .unwrap(),
-        Retried::Followed
+        RetryJobOutcome::DependentsPending
     );
-    let gone = served.prune_jobs(u64::MAX >> 1, 0, 0).unwrap();
+    let gone = database.prune_jobs(u64::MAX >> 1, 0, 0).unwrap();
     assert!(
-        (1..=behind::TOGETHER).contains(&gone),
+        (1..=dependents::BATCH_SIZE).contains(&gone),
         "not what is still followed: {gone}"
     );
-    // Another server goes on.
-    let served = Served::open(&folder.0).unwrap();
-    while served.jobs_follow().unwrap() {
+    // Another server takes over.
+    let database = ServerDatabase::open(&folder.0).unwrap();
+    while database.has_pending_propagation().unwrap() {
         changes.extend(
-            served
-                .together(|writing| writing.follow_jobs(2000))
+            database
+                .transact(|transaction| transaction.propagate_ended_jobs(2000))
                 .unwrap(),
         );
     }
     assert_eq!(changes.len(), 200);
-    assert_eq!(served.job_counts(None).unwrap().ended, 200 - gone as u64);
+    assert_eq!(database.job_counts(None).unwrap().ended, 200 - gone as u64);
     assert_eq!(
-        served
-            .together(|writing| writing.cancel_job("3", 2000))
+        database
+            .transact(|transaction| transaction.cancel_job("3", 2000))
             .unwrap(),
-        Cancelled::Before
+        CancelJobOutcome::AlreadyEnded
     );
     assert_eq!(
-        served
-            .together(|writing| writing.cancel_job("?", 2000))
+        database
+            .transact(|transaction| transaction.cancel_job("?", 2000))
             .unwrap(),
-        Cancelled::Unknown
+        CancelJobOutcome::Unknown
     );
 }
 
 #[test]
 fn one_that_is_to_be_cancelled_is_not_tried_again() {
     let folder = Folder::new();
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     let eager = |id| NewJob {
-        most_attempts: 9,
+        max_attempts: 9,
         retry_on: "failed lost",
         rerun: true,
         ..new(id, "t")
@@ -425,24 +439,24 @@ fn one_that_is_to_be_cancelled_is_not_tried_again() {
         ("b", "rb", "lost", "cancelled"),
         ("c", "rc", "succeeded", "succeeded"),
     ] {
-        add(&served, &eager(id));
-        start(&served, id, run, "boot");
+        add(&database, &eager(id));
+        start(&database, id, run, "boot");
         assert_eq!(
-            served
-                .together(|writing| writing.cancel_job(id, 2000))
+            database
+                .transact(|transaction| transaction.cancel_job(id, 2000))
                 .unwrap(),
-            Cancelled::Running(run.into())
+            CancelJobOutcome::Running(run.into())
         );
-        end(&served, run, ended, 3000);
-        assert_eq!(status(&served, id), wanted);
+        end(&database, run, ended, 3000);
+        assert_eq!(status(&database, id), wanted);
     }
 }
 
 #[test]
 fn tries_pause_twice_as_long_each_time_and_reruns_do_not_count() {
-    let policy = |attempt, reruns| Policy {
+    let policy = |attempt, reruns| RetryPolicy {
         attempt,
-        most_attempts: 3,
+        max_attempts: 3,
         reruns,
         retry_on: "failed".into(),
         pause_ms: 1000,
@@ -450,85 +464,105 @@ fn tries_pause_twice_as_long_each_time_and_reruns_do_not_count() {
         cancelled: false,
     };
     assert_eq!(
-        [1, 2, 3].map(|attempt| next(&policy(attempt, 0), "failed")),
-        [Next::Retry(1000), Next::Retry(2000), Next::Final]
+        [1, 2, 3].map(|attempt| next_step(&policy(attempt, 0), "failed")),
+        [
+            NextStep::Retry(1000),
+            NextStep::Retry(2000),
+            NextStep::Final
+        ]
     );
-    assert_eq!(next(&policy(1, 9), "lost"), Next::Rerun);
-    assert_eq!(next(&policy(1, 10), "lost"), Next::Final);
-    assert_eq!(next(&policy(1, 0), "timed_out"), Next::Final);
-    let long = Policy {
+    assert_eq!(next_step(&policy(1, 9), "lost"), NextStep::Rerun);
+    assert_eq!(next_step(&policy(1, 10), "lost"), NextStep::Final);
+    assert_eq!(next_step(&policy(1, 0), "timed_out"), NextStep::Final);
+    let long = RetryPolicy {
         attempt: 90,
-        most_attempts: 99,
+        max_attempts: 99,
         ..policy(1, 0)
     };
-    assert_eq!(next(&long, "failed"), Next::Retry(3_600_000));
+    assert_eq!(next_step(&long, "failed"), NextStep::Retry(3_600_000));
 
     let folder = Folder::new();
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     add(
-        &served,
+        &database,
         &NewJob {
-            most_attempts: 2,
+            max_attempts: 2,
             retry_on: "failed",
             pause_ms: 700,
             rerun: true,
             ..new("a", "t")
         },
     );
-    start(&served, "a", "r1", "boot");
-    end(&served, "r1", "lost", 3000);
-    assert_eq!(served.job("a").unwrap().unwrap().attempt, 0);
-    start(&served, "a", "r2", "boot");
-    end(&served, "r2", "failed", 3000);
+    start(&database, "a", "r1", "boot");
+    end(&database, "r1", "lost", 3000);
+    assert_eq!(database.job("a").unwrap().unwrap().attempt, 0);
+    start(&database, "a", "r2", "boot");
+    end(&database, "r2", "failed", 3000);
     assert_eq!(
-        (status(&served, "a").as_str(), served.next_due().unwrap()),
+        (
+            status(&database, "a").as_str(),
+            database.next_due().unwrap()
+        ),
         ("queued", Some(3700))
     );
-    served
-        .together(|writing| writing.due_jobs(3700, 1))
+    database
+        .transact(|transaction| transaction.release_due_jobs(3700, 1))
         .unwrap();
-    start(&served, "a", "r3", "boot");
-    let row = served.job("a").unwrap().unwrap();
+    start(&database, "a", "r3", "boot");
+    let row = database.job("a").unwrap().unwrap();
     assert_eq!((row.attempt, row.runs.len()), (2, 3));
-    end(&served, "r3", "failed", 5000);
-    assert_eq!(status(&served, "a"), "failed");
+    end(&database, "r3", "failed", 5000);
+    assert_eq!(status(&database, "a"), "failed");
 }
 
 #[test]
 fn a_promise_is_one_job() {
     let folder = Folder::new();
-    let served = Served::open(&folder.0).unwrap();
-    let promised = |id, body| NewJob {
-        promise: Some(("p", [body; 32])),
+    let database = ServerDatabase::open(&folder.0).unwrap();
+    let find_idempotency_key = |id, body| NewJob {
+        idempotency_key: Some(("p", [body; 32])),
         ..new(id, "t")
     };
-    assert_eq!(add(&served, &promised("a", 1)), Added::New);
-    assert_eq!(add(&served, &promised("b", 1)), Added::Before("a".into()));
-    assert_eq!(add(&served, &promised("b", 2)), Added::OtherRequest);
+    assert_eq!(
+        add(&database, &find_idempotency_key("a", 1)),
+        AddJobOutcome::Accepted
+    );
+    assert_eq!(
+        add(&database, &find_idempotency_key("b", 1)),
+        AddJobOutcome::Duplicate("a".into())
+    );
+    assert_eq!(
+        add(&database, &find_idempotency_key("b", 2)),
+        AddJobOutcome::KeyReused
+    );
     let other = NewJob {
         tenant: "other",
-        ..promised("b", 2)
+        ..find_idempotency_key("b", 2)
     };
-    assert_eq!(add(&served, &other), Added::New, "everybody has his own");
-    let late = 1001 + crate::served::PROMISED_MS;
+    assert_eq!(
+        add(&database, &other),
+        AddJobOutcome::Accepted,
+        "everybody has his own"
+    );
+    let late = 1001 + crate::server_database::IDEMPOTENCY_WINDOW_MS;
     let later = NewJob {
         at_ms: late,
-        ..promised("c", 1)
+        ..find_idempotency_key("c", 1)
     };
-    served
+    database
         .prune_jobs(late, u64::MAX >> 1, u64::MAX >> 1)
         .unwrap();
     assert_eq!(
-        add(&served, &later),
-        Added::Before("a".into()),
+        add(&database, &later),
+        AddJobOutcome::Duplicate("a".into()),
         "as long as the job has not ended"
     );
-    served
-        .together(|writing| writing.cancel_job("a", 1000))
+    database
+        .transact(|transaction| transaction.cancel_job("a", 1000))
         .unwrap();
     assert_eq!(
-        add(&served, &later),
-        Added::New,
+        add(&database, &later),
+        AddJobOutcome::Accepted,
         "a day later it is forgotten"
     );
 }
@@ -536,90 +570,106 @@ fn a_promise_is_one_job() {
 #[test]
 fn there_is_room_for_so_many() {
     let folder = Folder::new();
-    let served = Served::open(&folder.0).unwrap();
-    let add = |id: &str, tenant: &str, room: &JobRoom| {
-        served
-            .together(|writing| writing.add_job(&new(id, tenant), room))
+    let database = ServerDatabase::open(&folder.0).unwrap();
+    let add = |id: &str, tenant: &str, room: &QueueLimits| {
+        database
+            .transact(|transaction| transaction.add_job(&new(id, tenant), room))
             .unwrap()
     };
-    let few = JobRoom {
+    let bounded_scan = QueueLimits {
         queued: 3,
-        queued_of_one: 2,
+        queued_per_tenant: 2,
         ..ROOM
     };
     assert_eq!(
-        [add("a", "t", &few), add("b", "t", &few)],
-        [Added::New, Added::New]
+        [add("a", "t", &bounded_scan), add("b", "t", &bounded_scan)],
+        [AddJobOutcome::Accepted, AddJobOutcome::Accepted]
     );
-    assert_eq!(add("c", "t", &few), Added::Full(WhichBound::QueuedOfOne));
-    assert_eq!(add("c", "other", &few), Added::New);
-    assert_eq!(add("d", "third", &few), Added::Full(WhichBound::Queued));
+    assert_eq!(
+        add("c", "t", &bounded_scan),
+        AddJobOutcome::Full(ReachedLimit::QueuedPerTenant)
+    );
+    assert_eq!(add("c", "other", &bounded_scan), AddJobOutcome::Accepted);
+    assert_eq!(
+        add("d", "third", &bounded_scan),
+        AddJobOutcome::Full(ReachedLimit::Queued)
+    );
     assert_eq!(
         add(
             "d",
             "t",
-            &JobRoom {
+            &QueueLimits {
                 jobs: Some(2),
                 ..ROOM
             }
         ),
-        Added::Full(WhichBound::Jobs)
+        AddJobOutcome::Full(ReachedLimit::Jobs)
     );
     assert_eq!(
         add(
             "d",
             "t",
-            &JobRoom {
-                bytes_of_one: 5,
+            &QueueLimits {
+                bytes_per_tenant: 5,
                 ..ROOM
             }
         ),
-        Added::Full(WhichBound::BytesOfOne)
+        AddJobOutcome::Full(ReachedLimit::BytesPerTenant)
     );
     assert_eq!(
-        add("d", "t", &JobRoom { bytes: 7, ..ROOM }),
-        Added::Full(WhichBound::Bytes)
+        add("d", "t", &QueueLimits { bytes: 7, ..ROOM }),
+        AddJobOutcome::Full(ReachedLimit::Bytes)
     );
-    start(&served, "a", "r", "boot");
+    start(&database, "a", "r", "boot");
     assert_eq!(
         add(
             "d",
             "t",
-            &JobRoom {
+            &QueueLimits {
                 jobs: Some(2),
                 ..ROOM
             }
         ),
-        Added::Full(WhichBound::Jobs),
+        AddJobOutcome::Full(ReachedLimit::Jobs),
         "those that run count"
     );
-    assert_eq!(add("d", "t", &JobRoom { queued: 5, ..few }), Added::New);
+    assert_eq!(
+        add(
+            "d",
+            "t",
+            &QueueLimits {
+                queued: 5,
+                ..bounded_scan
+            }
+        ),
+        AddJobOutcome::Accepted
+    );
 }
 
 #[test]
 fn whoever_has_the_most_loses_the_oldest_first() {
     let folder = Folder::new();
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     let end_all = |tenant: &str, count: u32| {
         for number in 0..count {
             let id = format!("{tenant}{number}");
-            add(&served, &new(&id, tenant));
-            served
-                .together(|writing| writing.cancel_job(&id, 2000))
+            add(&database, &new(&id, tenant));
+            database
+                .transact(|transaction| transaction.cancel_job(&id, 2000))
                 .unwrap();
         }
     };
     end_all("many", 10);
     end_all("few", 3);
-    add(&served, &new("waits", "many"));
-    assert_eq!(served.prune_jobs(3000, 6, u64::MAX).unwrap(), 7);
+    add(&database, &new("waits", "many"));
+    assert_eq!(database.prune_jobs(3000, 6, u64::MAX).unwrap(), 7);
     let left = |tenant: &str| {
         let filter = JobFilter {
             tenant: Some(tenant.into()),
             limit: 100,
             ..JobFilter::default()
         };
-        served
+        database
             .list_jobs(&filter)
             .unwrap()
             .rows
@@ -630,34 +680,35 @@ fn whoever_has_the_most_loses_the_oldest_first() {
     assert_eq!(left("many"), ["waits", "many9", "many8", "many7"]);
     assert_eq!(left("few"), ["few2", "few1", "few0"]);
     assert_eq!(
-        served.prune_jobs(12_001, 6, u64::MAX).unwrap(),
+        database.prune_jobs(12_001, 6, u64::MAX).unwrap(),
         6,
         "and in the end what is old"
     );
     assert_eq!(left("many"), ["waits"]);
     assert_eq!(
-        served.job_counts(None).unwrap(),
-        Counts {
+        database.job_counts(None).unwrap(),
+        JobCounts {
             queued: 1,
             turn: 1,
             bytes: 2,
-            ..Counts::default()
+            ..JobCounts::default()
         }
     );
-    assert_eq!(served.job_counts(Some("few")).unwrap(), Counts::default());
+    assert_eq!(
+        database.job_counts(Some("few")).unwrap(),
+        JobCounts::default()
+    );
 }
 
 #[test]
 fn lists_are_filtered_and_paged() {
     let folder = Folder::new();
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     for number in 0..5 {
-        let (id, labels) = (
-            number.to_string(),
-            format!(r#"{{"even":"{}","'\"$":"x"}}"#, number % 2 == 0),
-        );
+        let id = number.to_string();
+        let labels = format!(r#"{{"even":"{}","'\"$":"x"}}"#, number % 2 == 0);
         add(
-            &served,
+            &database,
             &NewJob {
                 labels: &labels,
                 name: Some("n"),
@@ -669,7 +720,7 @@ fn lists_are_filtered_and_paged() {
         let mut found = String::new();
         let mut filter = filter;
         loop {
-            let page = served.list_among(&filter, 3).unwrap();
+            let page = database.list_jobs_scanning(&filter, 3).unwrap();
             found.extend(page.rows.into_iter().map(|row| row.id));
             filter.before = page.before.filter(|_| (found.len() as u32) < filter.limit);
             if filter.before.is_none() {
@@ -733,10 +784,10 @@ fn lists_are_filtered_and_paged() {
 #[test]
 fn no_look_of_the_scheduler_reads_what_waits() {
     let folder = Folder::new();
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     let plan = |query: &str, values: &[&str]| {
         let explain = format!("EXPLAIN QUERY PLAN {query}");
-        let rows = served.jobs.read(|connection| {
+        let rows = database.job_reader.read(|connection| {
             let mut rows = connection.prepare(&explain)?;
             rows.query_map(rusqlite::params_from_iter(values), |row| {
                 row.get::<_, String>(3)
@@ -745,14 +796,14 @@ fn no_look_of_the_scheduler_reads_what_waits() {
         });
         rows.unwrap().join("; ")
     };
-    let next = plan(read::NEXT, &["t", "1"]);
+    let next = plan(queries::NEXT_JOBS, &["t", "1"]);
     assert!(
         next.contains("job_turn (tenant=?)") && !next.contains("TEMP B-TREE"),
         "{next}"
     );
-    let active = plan(read::ACTIVE, &[]);
+    let active = plan(queries::ACTIVE_TENANTS, &[]);
     assert!(active.contains("job_tenant_turn"), "{active}");
-    let due = plan(read::DUE, &[]);
+    let due = plan(queries::NEXT_DUE, &[]);
     assert!(due.contains("job_time"), "{due}");
     let naive = plan(
         "SELECT id FROM job WHERE tenant = ? ORDER BY priority DESC, n LIMIT ?",
@@ -767,14 +818,14 @@ fn no_look_of_the_scheduler_reads_what_waits() {
 #[test]
 fn what_is_in_vain_at_birth_is_told_like_any_other_end() {
     let folder = Folder::new();
-    let served = Served::open(&folder.0).unwrap();
-    add(&served, &new("a", "t"));
-    served
-        .together(|writing| writing.cancel_job("a", 2000))
+    let database = ServerDatabase::open(&folder.0).unwrap();
+    add(&database, &new("a", "t"));
+    database
+        .transact(|transaction| transaction.cancel_job("a", 2000))
         .unwrap();
     let after = ["a".to_owned()];
-    let Added::InVain(changes) = add(
-        &served,
+    let AddJobOutcome::DependencyFailed(changes) = add(
+        &database,
         &NewJob {
             after: &after,
             webhook: Some("w"),
@@ -783,68 +834,68 @@ fn what_is_in_vain_at_birth_is_told_like_any_other_end() {
     ) else {
         panic!("it is over")
     };
-    let told: Vec<_> = changes
+    let webhook_progress: Vec<_> = changes
         .iter()
         .map(|change| (change.id.as_str(), change.status.as_str()))
         .collect();
-    assert_eq!(told, [("b", "cancelled")]);
+    assert_eq!(webhook_progress, [("b", "cancelled")]);
     assert_eq!(changes[0].webhook.as_deref(), Some("w"));
 }
 
 #[test]
 fn a_retry_waits_for_its_time_and_has_no_result() {
     let folder = Folder::new();
-    let served = Served::open(&folder.0).unwrap();
+    let database = ServerDatabase::open(&folder.0).unwrap();
     add(
-        &served,
+        &database,
         &NewJob {
             not_before_ms: Some(9000),
             ..new("a", "t")
         },
     );
-    served
-        .together(|writing| writing.cancel_job("a", 2000))
+    database
+        .transact(|transaction| transaction.cancel_job("a", 2000))
         .unwrap();
     let retry = |id: &str| {
-        served
-            .together(|writing| writing.retry_job(id, 3000, &ROOM))
+        database
+            .transact(|transaction| transaction.retry_job(id, 3000, &ROOM))
             .unwrap()
     };
-    assert_eq!(retry("a"), Retried::Queued);
+    assert_eq!(retry("a"), RetryJobOutcome::Queued);
     assert_eq!(
         (
-            served.next_jobs("t", 9).unwrap(),
-            served.next_due().unwrap()
+            database.next_jobs("t", 9).unwrap(),
+            database.next_due().unwrap()
         ),
         (vec![], Some(9000))
     );
-    add(&served, &new("b", "t"));
-    start(&served, "b", "r", "boot");
-    end(&served, "r", "succeeded", 2500);
-    assert!(served.job_result("b").unwrap().is_some(), "the control");
-    assert_eq!(retry("b"), Retried::Queued);
-    assert_eq!(served.job_result("b").unwrap(), None);
-    assert_eq!(served.job_counts(None).unwrap().bytes, 4);
+    add(&database, &new("b", "t"));
+    start(&database, "b", "r", "boot");
+    end(&database, "r", "succeeded", 2500);
+    assert!(database.job_result("b").unwrap().is_some(), "the control");
+    assert_eq!(retry("b"), RetryJobOutcome::Queued);
+    assert_eq!(database.job_result("b").unwrap(), None);
+    assert_eq!(database.job_counts(None).unwrap().bytes, 4);
 }
 
 #[test]
 fn nobody_takes_more_than_half_of_what_the_others_leave() {
     let folder = Folder::new();
-    let served = Served::open(&folder.0).unwrap();
-    let room = JobRoom {
+    let database = ServerDatabase::open(&folder.0).unwrap();
+    let room = QueueLimits {
         queued: 8,
-        queued_of_one: 8,
+        queued_per_tenant: 8,
         bytes: 1 << 30,
         ..ROOM
     };
-    let fill = |tenant: &str, room: &JobRoom| {
+    let fill = |tenant: &str, room: &QueueLimits| {
         (0..20)
             .take_while(|number| {
                 let id = format!("{tenant}{number}");
-                served
-                    .together(|writing| writing.add_job(&new(&id, tenant), room))
+                database
+                    .transact(|transaction| transaction.add_job(&new(&id, tenant), room))
                     .unwrap()
-                    == Added::New
+                    == AddJobOutcome::Accepted
             })
             .count()
     };
@@ -852,7 +903,7 @@ fn nobody_takes_more_than_half_of_what_the_others_leave() {
         ["a", "b", "c", "d", "e"].map(|tenant| fill(tenant, &room)),
         [4, 2, 1, 1, 0]
     );
-    let room = JobRoom {
+    let room = QueueLimits {
         bytes: 16 + 32,
         ..ROOM
     };
@@ -866,50 +917,54 @@ fn nobody_takes_more_than_half_of_what_the_others_leave() {
 #[test]
 fn what_waits_does_not_push_out_what_has_ended() {
     let folder = Folder::new();
-    let served = Served::open(&folder.0).unwrap();
-    add(&served, &new("old", "small"));
-    served
-        .together(|writing| writing.cancel_job("old", 2000))
+    let database = ServerDatabase::open(&folder.0).unwrap();
+    add(&database, &new("old", "small"));
+    database
+        .transact(|transaction| transaction.cancel_job("old", 2000))
         .unwrap();
     let order = "x".repeat(1000);
     add(
-        &served,
+        &database,
         &NewJob {
             order: &order,
             ..new("waits", "large")
         },
     );
-    assert_eq!(served.prune_jobs(3000, 100, 100).unwrap(), 0);
-    served
-        .together(|writing| writing.cancel_job("waits", 2000))
+    assert_eq!(database.prune_jobs(3000, 100, 100).unwrap(), 0);
+    database
+        .transact(|transaction| transaction.cancel_job("waits", 2000))
         .unwrap();
-    assert_eq!(served.prune_jobs(3000, 100, 100).unwrap(), 1, "the control");
-    assert_eq!(status(&served, "old"), "cancelled");
+    assert_eq!(
+        database.prune_jobs(3000, 100, 100).unwrap(),
+        1,
+        "the control"
+    );
+    assert_eq!(status(&database, "old"), "cancelled");
 }
 
 #[test]
 fn only_so_many_come_right_after_one() {
     let folder = Folder::new();
-    let served = Served::open(&folder.0).unwrap();
-    add(&served, &new("a", "t"));
+    let database = ServerDatabase::open(&folder.0).unwrap();
+    add(&database, &new("a", "t"));
     let after = ["a".to_owned()];
-    let room = JobRoom {
+    let room = QueueLimits {
         queued: 1 << 20,
-        queued_of_one: 1 << 20,
+        queued_per_tenant: 1 << 20,
         ..ROOM
     };
-    let many = |writing: &crate::served::Writing<'_>| {
-        for number in 0..MOST_BEHIND {
+    let many = |transaction: &crate::server_database::WriteTransaction<'_>| {
+        for number in 0..MAX_DEPENDENTS {
             let id = number.to_string();
             assert_eq!(
-                writing.add_job(
+                transaction.add_job(
                     &NewJob {
                         after: &after,
                         ..new(&id, "t")
                     },
                     &room
                 )?,
-                Added::New
+                AddJobOutcome::Accepted
             );
         }
         let more = NewJob {
@@ -917,15 +972,15 @@ fn only_so_many_come_right_after_one() {
             ..new("more", "t")
         };
         assert_eq!(
-            writing.add_job(&more, &room)?,
-            Added::Full(WhichBound::Behind)
+            transaction.add_job(&more, &room)?,
+            AddJobOutcome::Full(ReachedLimit::Dependents)
         );
         Ok::<_, DatabaseError>(())
     };
-    served.together(many).unwrap();
+    database.transact(many).unwrap();
 }
 
-/// What may happen to jobs, in any order.
+/// Random operations on jobs.
 #[derive(Clone, Debug)]
 enum Step {
     Submit {
@@ -934,7 +989,7 @@ enum Step {
         retries: u32,
     },
     Start,
-    End(usize, &'static str),
+    AttemptEnd(usize, &'static str),
     Cancel(usize),
     Retry(usize),
     Follow,
@@ -957,7 +1012,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => submit.prop_map(|(after, rerun, retries)| Step::Submit { after, rerun, retries }),
         4 => Just(Step::Start),
-        4 => (any::<usize>(), ends).prop_map(|(which, status)| Step::End(which, status)),
+        4 => (any::<usize>(), ends).prop_map(|(which, status)| Step::AttemptEnd(which, status)),
         1 => any::<usize>().prop_map(Step::Cancel),
         1 => any::<usize>().prop_map(Step::Retry),
         2 => Just(Step::Follow),
@@ -965,29 +1020,31 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The world around the store: which runs really are under way.
+/// Model of the world around the store: which runs are really running.
 struct World {
     folder: Folder,
-    served: Served,
+    database: ServerDatabase,
     boot: u32,
     runs: u32,
     jobs: Vec<String>,
-    /// Runs that go on, with their jobs.
+    /// Running runs with their jobs.
     live: BTreeMap<String, String>,
-    /// The final state of each job since it was last retried.
+    /// The final state of each job since its last retry.
     finals: HashMap<String, String>,
-    /// Jobs that succeeded, at least once.
+    /// Jobs that succeeded at least once.
     succeeded: HashSet<String>,
 }
 
 impl World {
     fn new() -> World {
         let folder = Folder::new();
-        let served = Served::open(&folder.0).unwrap();
-        let (jobs, live, finals) = (Vec::new(), BTreeMap::new(), HashMap::new());
+        let database = ServerDatabase::open(&folder.0).unwrap();
+        let jobs = Vec::new();
+        let live = BTreeMap::new();
+        let finals = HashMap::new();
         World {
             folder,
-            served,
+            database,
             boot: 1,
             runs: 0,
             jobs,
@@ -1005,7 +1062,7 @@ impl World {
                 retries,
             } => self.submit(&after, rerun, retries),
             Step::Start => self.start(),
-            Step::End(which, status) => {
+            Step::AttemptEnd(which, status) => {
                 let chosen = self
                     .live
                     .keys()
@@ -1013,7 +1070,7 @@ impl World {
                     .cloned();
                 if let Some(run) = chosen {
                     self.live.remove(&run);
-                    let changes = end(&self.served, &run, status, 3000);
+                    let changes = end(&self.database, &run, status, 3000);
                     assert!(!changes.is_empty(), "its run was under way");
                     self.note(&changes);
                 }
@@ -1021,20 +1078,20 @@ impl World {
             Step::Cancel(which) => {
                 let Some(id) = self.chosen(which) else { return };
                 let cancelled = self
-                    .served
-                    .together(|writing| writing.cancel_job(&id, 3000))
+                    .database
+                    .transact(|transaction| transaction.cancel_job(&id, 3000))
                     .unwrap();
-                if let Cancelled::Queued(changes) = cancelled {
+                if let CancelJobOutcome::Cancelled(changes) = cancelled {
                     self.note(&changes);
                 }
             }
             Step::Retry(which) => {
                 let Some(id) = self.chosen(which) else { return };
                 if self
-                    .served
-                    .together(|writing| writing.retry_job(&id, 3000, &ROOM))
+                    .database
+                    .transact(|transaction| transaction.retry_job(&id, 3000, &ROOM))
                     .unwrap()
-                    == Retried::Queued
+                    == RetryJobOutcome::Queued
                 {
                     assert!(
                         self.finals.remove(&id).is_some(),
@@ -1044,8 +1101,8 @@ impl World {
             }
             Step::Follow => {
                 let changes = self
-                    .served
-                    .together(|writing| writing.follow_jobs(3000))
+                    .database
+                    .transact(|transaction| transaction.propagate_ended_jobs(3000))
                     .unwrap();
                 self.note(&changes);
             }
@@ -1069,37 +1126,37 @@ impl World {
         let job = NewJob {
             after: &after,
             rerun,
-            most_attempts: 1 + retries,
+            max_attempts: 1 + retries,
             retry_on: "failed lost",
             ..new(&id, "t")
         };
-        let added = add(&self.served, &job);
+        let added = add(&self.database, &job);
         assert_eq!(
-            matches!(added, Added::InVain(_)),
-            status(&self.served, &id) == "cancelled",
+            matches!(added, AddJobOutcome::DependencyFailed(_)),
+            status(&self.database, &id) == "cancelled",
             "{added:?}"
         );
-        if status(&self.served, &id) == "cancelled" {
+        if status(&self.database, &id) == "cancelled" {
             self.finals.insert(id.clone(), "cancelled".into());
         }
         self.jobs.push(id);
     }
 
     fn start(&mut self) {
-        self.served
-            .together(|writing| writing.due_jobs(u64::MAX >> 1, 1000))
+        self.database
+            .transact(|transaction| transaction.release_due_jobs(u64::MAX >> 1, 1000))
             .unwrap();
-        let Some(id) = self.served.next_jobs("t", 1).unwrap().pop() else {
+        let Some(id) = self.database.next_jobs("t", 1).unwrap().pop() else {
             return;
         };
         self.runs += 1;
         let run = format!("r{}", self.runs);
-        assert!(start(&self.served, &id, &run, &self.boot.to_string()));
+        assert!(start(&self.database, &id, &run, &self.boot.to_string()));
         assert!(
             !self.live.values().any(|job| *job == id),
             "{id} runs twice at once"
         );
-        let row = self.served.job(&id).unwrap().unwrap();
+        let row = self.database.job(&id).unwrap().unwrap();
         for needed in &row.after {
             assert!(
                 self.succeeded.contains(needed),
@@ -1109,40 +1166,40 @@ impl World {
         self.live.insert(run, id);
     }
 
-    /// The server is gone, and with it all that ran; the next one settles what it left.
+    /// The server and its runs are gone; the next one settles the jobs that were left.
     fn crash(&mut self) {
         self.live.clear();
-        self.served = Served::open(&self.folder.0).unwrap();
+        self.database = ServerDatabase::open(&self.folder.0).unwrap();
         self.boot += 1;
-        let runs = self.served.unfinished().unwrap();
-        let lost = End {
+        let runs = self.database.unfinished().unwrap();
+        let lost = AttemptEnd {
             status: "lost",
             result: None,
             error: None,
             at_ms: 3000,
         };
-        let settle = |writing: &crate::served::Writing<'_>| {
+        let settle = |transaction: &crate::server_database::WriteTransaction<'_>| {
             let mut changes = Vec::new();
             for run in &runs {
-                writing.finish(&run.id, "lost", "{}")?;
-                changes.extend(writing.end_job(&run.id, &lost)?);
+                transaction.finish(&run.id, "lost", "{}")?;
+                changes.extend(transaction.end_job(&run.id, &lost)?);
             }
             Ok::<_, DatabaseError>(changes)
         };
-        let changes = self.served.together_durably(settle).unwrap();
+        let changes = self.database.transact_durably(settle).unwrap();
         self.note(&changes);
         assert!(
-            self.served
+            self.database
                 .abandoned_jobs(&self.boot.to_string())
                 .unwrap()
                 .is_empty()
         );
     }
 
-    fn note(&mut self, changes: &[Change]) {
+    fn note(&mut self, changes: &[JobChange]) {
         for change in changes
             .iter()
-            .filter(|change| change.status != "queued" && !change.moved)
+            .filter(|change| change.status != "queued" && !change.wait_changed)
         {
             let before = self.finals.insert(change.id.clone(), change.status.clone());
             assert_eq!(before, None, "{} ended twice", change.id);
@@ -1157,19 +1214,19 @@ impl World {
             limit: 200,
             ..JobFilter::default()
         };
-        let rows = self.served.list_jobs(&all).unwrap().rows;
+        let rows = self.database.list_jobs(&all).unwrap().rows;
         assert_eq!(rows.len(), self.jobs.len(), "none is dropped");
         let followed: HashSet<String> = self
-            .served
-            .jobs
+            .database
+            .job_reader
             .read(|connection| {
                 let mut rows = connection.prepare("SELECT id FROM job_followed")?;
                 rows.query_map([], |row| row.get(0))?.collect()
             })
             .unwrap();
-        let mut counts = Counts {
-            bytes: self.served.job_counts(None).unwrap().bytes,
-            ..Counts::default()
+        let mut counts = JobCounts {
+            bytes: self.database.job_counts(None).unwrap().bytes,
+            ..JobCounts::default()
         };
         for row in &rows {
             assert_eq!(
@@ -1184,7 +1241,7 @@ impl World {
                 .any(|(run, job)| *job == row.id && Some(run) == row.run.as_ref());
             assert_eq!(row.status == "running", runs, "{}", row.id);
             if row.waits_for.as_deref() == Some("jobs") {
-                // What it waits for may have ended, if it is about to follow.
+                // A dependency may have ended while its propagation is incomplete.
                 let follows = |id: &String| followed.contains(id);
                 let goes_on = |id: &String| !self.finals.contains_key(id) || follows(id);
                 assert!(
@@ -1192,13 +1249,17 @@ impl World {
                     "{} waits for nothing",
                     row.id
                 );
-                let in_vain = |id: &String| {
+                let dependency_failed = |id: &String| {
                     self.finals
                         .get(id)
                         .is_some_and(|status| status != "succeeded")
                         && !follows(id)
                 };
-                assert!(!row.after.iter().any(in_vain), "{} waits in vain", row.id);
+                assert!(
+                    !row.after.iter().any(dependency_failed),
+                    "{} waits in vain",
+                    row.id
+                );
             }
             counts.queued += u64::from(row.status == "queued");
             counts.turn += u64::from(row.waits_for.as_deref() == Some("turn"));
@@ -1206,7 +1267,7 @@ impl World {
             counts.ended += u64::from(row.is_final());
         }
         assert_eq!(
-            self.served.job_counts(None).unwrap(),
+            self.database.job_counts(None).unwrap(),
             counts,
             "the counters are right"
         );
@@ -1226,7 +1287,7 @@ proptest! {
         }
         world.crash();
         world.check();
-        while world.served.jobs_follow().unwrap() {
+        while world.database.has_pending_propagation().unwrap() {
             world.apply(Step::Follow);
         }
     }

@@ -3,7 +3,7 @@
 use artifacts_tests::{Ground, name};
 use bytes::Bytes;
 use std::fs;
-use store::{New, Owner};
+use store::{ArtifactOwner, NewArtifact};
 
 const PIECES: usize = 256;
 const PIECE: usize = 1 << 20;
@@ -32,7 +32,10 @@ async fn a_large_artifact_passes_in_constant_memory() {
         let artifacts = ground.usual();
         peak();
         let before = peak();
-        let mut putting = artifacts.begin(New::local(name("large"))).await.unwrap();
+        let mut putting = artifacts
+            .begin(NewArtifact::local(name("large")))
+            .await
+            .unwrap();
         for number in 0..PIECES {
             putting
                 .write(Bytes::from(vec![number as u8; PIECE]))
@@ -42,7 +45,7 @@ async fn a_large_artifact_passes_in_constant_memory() {
         let kept = putting.finish(None).await.unwrap();
         assert_eq!(kept.size_bytes, (PIECES * PIECE) as u64);
         let mut reading = artifacts
-            .open_version(&Owner::local(), &name("large"), None)
+            .open_version(&ArtifactOwner::local(), &name("large"), None)
             .await
             .unwrap();
         let mut size = 0;

@@ -4,16 +4,16 @@ use artifacts_tests::{Ground, all_of, get, key, name, put, put_as};
 use bytes::Bytes;
 use spec::{ArtifactLimits, Retention};
 use std::time::Duration;
-use store::{Lineage, New, Owner, Part, StoreError, Wanted};
+use store::{ArtifactError, ArtifactOwner, ArtifactQuery, ByteRange, Lineage, NewArtifact};
 
 const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
 async fn versions(artifacts: &store::Artifacts, at: &str) -> Vec<u64> {
     let at = name(at);
     let listing = artifacts
-        .list(Wanted {
+        .list(ArtifactQuery {
             name: &|found| *found == at,
-            ..Wanted::all(None)
+            ..ArtifactQuery::all(None)
         })
         .await;
     assert_eq!(listing.problems, Vec::<String>::new());
@@ -30,9 +30,9 @@ async fn what_is_kept_comes_back_in_numbered_versions_with_its_history() {
             session_id: Some("s-1".into()),
             run_id: Some("run-1".into()),
         };
-        let new = New {
+        let new = NewArtifact {
             lineage: lineage.clone(),
-            ..New::local(name("a/out.txt"))
+            ..NewArtifact::local(name("a/out.txt"))
         };
         let kept = put_as(&artifacts, new, b"abc").await.unwrap();
         assert_eq!(
@@ -44,15 +44,15 @@ async fn what_is_kept_comes_back_in_numbered_versions_with_its_history() {
             (kept.content_type.as_str(), &kept.lineage),
             ("text/plain; charset=utf-8", &lineage)
         );
-        let typed = New {
+        let typed = NewArtifact {
             content_type: Some("x/y".into()),
-            ..New::local(name("a/out.txt"))
+            ..NewArtifact::local(name("a/out.txt"))
         };
         assert_eq!(put_as(&artifacts, typed, b"").await.unwrap().version, 2);
         assert_eq!(get(&artifacts, "a/out.txt", None).await.unwrap(), b"");
         assert_eq!(get(&artifacts, "a/out.txt", Some(1)).await.unwrap(), b"abc");
-        let owner = Owner::local();
-        let listing = artifacts.list(Wanted::all(Some(&owner))).await;
+        let owner = ArtifactOwner::local();
+        let listing = artifacts.list(ArtifactQuery::all(Some(&owner))).await;
         assert_eq!(
             (listing.kept.len(), listing.problems.len()),
             (2, 0),
@@ -63,9 +63,9 @@ async fn what_is_kept_comes_back_in_numbered_versions_with_its_history() {
             (&kept, "x/y")
         );
         let of_run = artifacts
-            .list(Wanted {
+            .list(ArtifactQuery {
                 run_id: Some("run-1"),
-                ..Wanted::all(None)
+                ..ArtifactQuery::all(None)
             })
             .await;
         assert_eq!(of_run.kept, [kept]);
@@ -78,13 +78,13 @@ async fn parts_are_those_that_were_asked_for() {
         let artifacts = ground.usual();
         put(&artifacts, "x", b"0123456789").await.unwrap();
         for (part, expected) in [
-            (Part::From(2, Some(4)), "234"),
-            (Part::From(7, None), "789"),
-            (Part::From(0, Some(99)), "0123456789"),
-            (Part::Last(3), "789"),
+            (ByteRange::From(2, Some(4)), "234"),
+            (ByteRange::From(7, None), "789"),
+            (ByteRange::From(0, Some(99)), "0123456789"),
+            (ByteRange::Last(3), "789"),
         ] {
             let reading = artifacts
-                .open_version(&Owner::local(), &name("x"), None)
+                .open_version(&ArtifactOwner::local(), &name("x"), None)
                 .await
                 .unwrap();
             assert_eq!(
@@ -94,12 +94,12 @@ async fn parts_are_those_that_were_asked_for() {
             );
         }
         let reading = artifacts
-            .open_version(&Owner::local(), &name("x"), None)
+            .open_version(&ArtifactOwner::local(), &name("x"), None)
             .await
             .unwrap();
         assert!(matches!(
-            reading.only(Part::From(10, None)),
-            Err(StoreError::Range { size_bytes: 10, .. })
+            reading.only(ByteRange::From(10, None)),
+            Err(ArtifactError::Range { size_bytes: 10, .. })
         ));
     }
 }
@@ -108,7 +108,7 @@ async fn parts_are_those_that_were_asked_for() {
 async fn what_is_removed_or_was_never_there_is_missing() {
     for ground in Ground::all("removal").await {
         let artifacts = ground.usual();
-        let owner = Owner::local();
+        let owner = ArtifactOwner::local();
         for bytes in [b"1", b"2", b"3"] {
             put(&artifacts, "x", bytes).await.unwrap();
         }
@@ -118,7 +118,7 @@ async fn what_is_removed_or_was_never_there_is_missing() {
                 .await
                 .unwrap_err();
             assert!(
-                matches!(error, StoreError::Missing { .. }),
+                matches!(error, ArtifactError::Missing { .. }),
                 "{ground:?} {asked} {version:?} {error:?}"
             );
             let error = artifacts
@@ -126,7 +126,7 @@ async fn what_is_removed_or_was_never_there_is_missing() {
                 .await
                 .unwrap_err();
             assert!(
-                matches!(error, StoreError::Missing { .. }),
+                matches!(error, ArtifactError::Missing { .. }),
                 "{ground:?} {asked} {version:?} {error:?}"
             );
         }
@@ -180,10 +180,14 @@ async fn two_owners_never_meet() {
     for ground in Ground::all("owners").await {
         let artifacts = ground.usual();
         let (one, other) = (key("ak_one"), key("ak_two"));
-        for (owner, bytes) in [(&one, b"one"), (&other, b"two"), (&Owner::local(), b"own")] {
-            let new = New {
+        for (owner, bytes) in [
+            (&one, b"one"),
+            (&other, b"two"),
+            (&ArtifactOwner::local(), b"own"),
+        ] {
+            let new = NewArtifact {
                 owner: owner.clone(),
-                ..New::local(name("x"))
+                ..NewArtifact::local(name("x"))
             };
             assert_eq!(
                 put_as(&artifacts, new, bytes).await.unwrap().version,
@@ -197,7 +201,7 @@ async fn two_owners_never_meet() {
             .unwrap();
         assert_eq!(all_of(reading).await.unwrap(), b"one");
         assert_eq!(get(&artifacts, "x", None).await.unwrap(), b"own");
-        let listing = artifacts.list(Wanted::all(Some(&other))).await;
+        let listing = artifacts.list(ArtifactQuery::all(Some(&other))).await;
         assert_eq!(
             listing
                 .kept
@@ -206,9 +210,9 @@ async fn two_owners_never_meet() {
                 .collect::<Vec<_>>(),
             [&other]
         );
-        assert_eq!(artifacts.list(Wanted::all(None)).await.kept.len(), 3);
+        assert_eq!(artifacts.list(ArtifactQuery::all(None)).await.kept.len(), 3);
         artifacts.remove(&one, &name("x"), None).await.unwrap();
-        assert_eq!(artifacts.list(Wanted::all(None)).await.kept.len(), 2);
+        assert_eq!(artifacts.list(ArtifactQuery::all(None)).await.kept.len(), 2);
     }
 }
 
@@ -223,10 +227,10 @@ async fn pages_show_everything_once() {
         let (mut after, mut seen) = (None::<String>, Vec::new());
         loop {
             let page = artifacts
-                .list(Wanted {
-                    most: 4,
+                .list(ArtifactQuery {
+                    limit: 4,
                     after: after.as_deref(),
-                    ..Wanted::all(None)
+                    ..ArtifactQuery::all(None)
                 })
                 .await;
             seen.extend(page.kept.into_iter().map(|kept| (kept.name, kept.version)));
@@ -252,13 +256,13 @@ async fn damaged_bytes_are_found_and_named() {
         if ground.damage("x", b"abd") {
             let error = get(&artifacts, "x", None).await.unwrap_err();
             assert!(
-                matches!(error, StoreError::Damaged { version: 1, .. }),
+                matches!(error, ArtifactError::Damaged { version: 1, .. }),
                 "{ground:?} {error:?}"
             );
             ground.damage("x", b"ab");
             let error = get(&artifacts, "x", None).await.unwrap_err();
             assert!(
-                matches!(error, StoreError::Damaged { version: 1, .. }),
+                matches!(error, ArtifactError::Damaged { version: 1, .. }),
                 "{ground:?} {error:?}"
             );
             proven += 1;
@@ -272,7 +276,10 @@ async fn another_digest_than_the_announced_one_keeps_nothing() {
     for ground in Ground::all("digests").await {
         let artifacts = ground.usual();
         for (expected, good) in [("00".repeat(32), false), (ABC.to_uppercase(), true)] {
-            let mut putting = artifacts.begin(New::local(name("x"))).await.unwrap();
+            let mut putting = artifacts
+                .begin(NewArtifact::local(name("x")))
+                .await
+                .unwrap();
             putting.write(Bytes::from_static(b"abc")).await.unwrap();
             let kept = putting.finish(Some(&expected)).await;
             assert_eq!(kept.is_ok(), good, "{ground:?} {kept:?}");
@@ -296,7 +303,7 @@ async fn limits_are_held_and_named() {
         assert!(
             matches!(
                 error,
-                StoreError::TooLarge {
+                ArtifactError::TooLarge {
                     limit_bytes: 10,
                     ..
                 }
@@ -309,7 +316,7 @@ async fn limits_are_held_and_named() {
         assert!(
             matches!(
                 error,
-                StoreError::Quota {
+                ArtifactError::Quota {
                     limit: 2,
                     what: "versions of this name",
                     ..
@@ -322,7 +329,7 @@ async fn limits_are_held_and_named() {
         assert!(
             matches!(
                 error,
-                StoreError::Quota {
+                ArtifactError::Quota {
                     limit: 25,
                     what: "bytes in all",
                     ..
@@ -335,7 +342,7 @@ async fn limits_are_held_and_named() {
         assert!(
             matches!(
                 error,
-                StoreError::Quota {
+                ArtifactError::Quota {
                     limit: 2,
                     what: "names",
                     ..
@@ -353,7 +360,7 @@ async fn limits_are_held_and_named() {
         assert!(
             matches!(
                 error,
-                StoreError::Quota {
+                ArtifactError::Quota {
                     limit: 2,
                     what: "names",
                     ..
@@ -362,7 +369,7 @@ async fn limits_are_held_and_named() {
             "{error:?}"
         );
         artifacts
-            .remove(&Owner::local(), &name("a"), None)
+            .remove(&ArtifactOwner::local(), &name("a"), None)
             .await
             .unwrap();
         assert_eq!(
@@ -381,8 +388,8 @@ async fn one_owner_cannot_use_up_what_all_have() {
     };
     for ground in Ground::all("owners").await {
         let keep = async |artifacts: &store::Artifacts, owner: &str, count: usize| {
-            let owner = Owner::key(&spec::Id::new(owner).unwrap());
-            let new = New {
+            let owner = ArtifactOwner::key(&spec::Id::new(owner).unwrap());
+            let new = NewArtifact {
                 owner,
                 name: name(&format!("n{count}")),
                 content_type: None,
@@ -399,7 +406,7 @@ async fn one_owner_cannot_use_up_what_all_have() {
         assert!(
             matches!(
                 error,
-                StoreError::Quota {
+                ArtifactError::Quota {
                     limit: 10,
                     what: "bytes of one owner",
                     ..
@@ -426,18 +433,18 @@ async fn one_owner_cannot_use_up_the_names_that_all_have() {
     };
     for ground in Ground::all("names").await {
         let begin = async |artifacts: &store::Artifacts, owner: &str, called: &str| {
-            let owner = Owner::key(&spec::Id::new(owner).unwrap());
+            let owner = ArtifactOwner::key(&spec::Id::new(owner).unwrap());
             artifacts
-                .begin(New {
+                .begin(NewArtifact {
                     owner,
-                    ..New::local(name(called))
+                    ..NewArtifact::local(name(called))
                 })
                 .await
         };
-        let is_full = |error: &StoreError| {
+        let is_full = |error: &ArtifactError| {
             matches!(
                 error,
-                StoreError::Quota {
+                ArtifactError::Quota {
                     limit: 2,
                     what: "names of one owner",
                     ..
@@ -477,7 +484,7 @@ async fn one_owner_cannot_use_up_the_names_that_all_have() {
             .finish(None)
             .await
             .expect("somebody else has a share");
-        let owner = Owner::key(&spec::Id::new("greedy").unwrap());
+        let owner = ArtifactOwner::key(&spec::Id::new("greedy").unwrap());
         artifacts.remove(&owner, &name("1"), None).await.unwrap();
         begin(&artifacts, "greedy", "4")
             .await
@@ -547,7 +554,10 @@ async fn what_is_not_to_be_kept_any_longer_goes() {
 async fn a_writer_that_stops_in_the_middle_is_not_seen() {
     for ground in Ground::all("crashes").await {
         let artifacts = ground.usual();
-        let mut putting = artifacts.begin(New::local(name("x"))).await.unwrap();
+        let mut putting = artifacts
+            .begin(NewArtifact::local(name("x")))
+            .await
+            .unwrap();
         putting.write(Bytes::from(vec![7; 9 << 20])).await.unwrap();
         assert_eq!(versions(&artifacts, "x").await, Vec::<u64>::new());
         drop(putting);
@@ -615,7 +625,9 @@ async fn hostile_names_are_kept_as_themselves() {
                 "{ground:?} {at}"
             );
         }
-        let listing = artifacts.list(Wanted::all(Some(&Owner::local()))).await;
+        let listing = artifacts
+            .list(ArtifactQuery::all(Some(&ArtifactOwner::local())))
+            .await;
         assert_eq!(
             (listing.kept.len(), listing.problems.len()),
             (names.len(), 0),

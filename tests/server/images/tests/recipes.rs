@@ -3,9 +3,9 @@
 
 use cli::{World, airlock, repository};
 use image::{
-    build::Platform,
+    build::BuildPlatform,
     contract::ImageProfile,
-    recipe::{REFERENCE_AGENT, of_profile},
+    recipe::{REFERENCE_AGENT, for_profile},
 };
 use images::{check, load};
 use sha2::{Digest as _, Sha256};
@@ -91,7 +91,7 @@ fn builds_and_keeps_its_contract(profile: ImageProfile) {
     let world = World::new();
     let archive = built(
         profile.name(),
-        of_profile(profile),
+        for_profile(profile),
         &[profile.name()],
         &world,
     );
@@ -178,7 +178,7 @@ fn a_recipe_of_ones_own_starts_from_ours() {
         .arg(world.here("extended/tool.sh"))
         .status();
     assert!(chmod.expect("chmod starts").success());
-    let text = format!("{EXTENSION}{}", of_profile(ImageProfile::BaseTools));
+    let text = format!("{EXTENSION}{}", for_profile(ImageProfile::BaseTools));
     let archive = built("extended", &text, &["./extended"], &world);
     let root = load(&world, &archive);
     assert_eq!(check(&world, "localhost/extended", &[]).status, Some(0));
@@ -220,7 +220,7 @@ fn an_index_of_two_platforms_is_built_and_each_runs_on_its_own() {
     let both = ["base-tools", "--platform", "linux/amd64,linux/arm64"];
     let archive = built(
         "base-tools-both",
-        of_profile(ImageProfile::BaseTools),
+        for_profile(ImageProfile::BaseTools),
         &both,
         &world,
     );
@@ -229,8 +229,8 @@ fn an_index_of_two_platforms_is_built_and_each_runs_on_its_own() {
         let program = fs::read(root.join("usr/bin/uname")).expect("it is there");
         u16::from_le_bytes([program[18], program[19]])
     };
-    let (ours, theirs) = match Platform::here() {
-        Some(Platform::Arm64) => (183, 62),
+    let (ours, theirs) = match BuildPlatform::here() {
+        Some(BuildPlatform::Arm64) => (183, 62),
         _ => (62, 183),
     };
     assert_eq!(machine(&root), ours, "this machine's is loaded");
@@ -255,7 +255,9 @@ fn foreign_tree(world: &World, archive: &Path) -> PathBuf {
         index=$(blob \"$(jq -r '.manifests[0].digest' index.json)\")
         manifest=$(blob \"$(jq -r --arg ours \"$1\" '.manifests[] | select(.platform.architecture != $ours).digest' \"$index\")\")
         tar --no-same-owner -xf \"$(blob \"$(jq -r '.layers[0].digest' \"$manifest\")\")\" -C ../foreign";
-    let ours = Platform::here().expect("a known platform").architecture();
+    let ours = BuildPlatform::here()
+        .expect("a known platform")
+        .architecture();
     let mut shell = Command::new("bash");
     shell
         .args(["-euc", script])

@@ -405,7 +405,7 @@ fn an_older_copy_of_the_whole_folder_is_found_and_a_server_does_not_go_on_with_i
     fs::remove_dir_all(&audit).expect("it is there");
     fs::rename(&copy, &audit).expect("it can be put back");
     let told = verifies(&state).expect_err("an older copy is found");
-    assert!(told.contains("which was surely written"), "{told}");
+    assert!(told.contains("which was written to disk"), "{told}");
     let refused = gateway_tests::serve(&server.folder, "", &[])
         .output()
         .expect("it runs");

@@ -11,7 +11,7 @@ use crate::{
 };
 use clap::Args;
 use spec::{Capability, Digest};
-use store::NewEntry;
+use store::NewAllowedImage;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -59,7 +59,7 @@ pub(super) fn execute(options: Options, global: &Global, env: &ProcessEnv) -> u8
 fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Failure> {
     let config = global.configure(env)?;
     let (pattern, pin) = allowed_entry::parse(&options.reference, options.digest.as_ref())?;
-    let new = NewEntry {
+    let new = NewAllowedImage {
         pattern,
         pin,
         capabilities: options.capabilities.into_iter().collect(),

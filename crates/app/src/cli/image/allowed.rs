@@ -12,7 +12,7 @@ use crate::{
 use clap::Args;
 use serde_json::{Value, json};
 use spec::{AllowedImage, Capability, Digest};
-use store::TrailLine;
+use store::ImageTrailEntry;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -74,8 +74,8 @@ fn list_json(config: &Config, list: &[AllowedImage]) -> Value {
     json!({ "policy": policy, "images": list.iter().map(row).collect::<Vec<_>>() })
 }
 
-fn line_json(line: &TrailLine) -> Value {
-    let TrailLine {
+fn line_json(line: &ImageTrailEntry) -> Value {
+    let ImageTrailEntry {
         at,
         who,
         what,
@@ -103,8 +103,8 @@ fn row(entry: &AllowedImage) -> Vec<String> {
     ]
 }
 
-fn line(line: &TrailLine) -> Vec<String> {
-    let TrailLine {
+fn line(line: &ImageTrailEntry) -> Vec<String> {
+    let ImageTrailEntry {
         at,
         who,
         what,

@@ -104,7 +104,7 @@ impl From<AllowedImagesError> for Failure {
             AllowedImagesError::Database(_) | AllowedImagesError::Unreadable { .. } => {
                 ErrorCode::Internal
             }
-            AllowedImagesError::NotYours { .. } => ErrorCode::PolicyDenied,
+            AllowedImagesError::NotPermitted { .. } => ErrorCode::PolicyDenied,
             AllowedImagesError::Entry { .. } | AllowedImagesError::Missing { .. } => {
                 ErrorCode::InvalidSpec
             }

@@ -16,9 +16,10 @@ use crate::{
 };
 use clap::Args;
 use image::build::{
-    BuildError, Built, CERTIFICATES, Plan, Platform, Progress, Workshop, write_archive,
+    BuildEnvironment, BuildError, BuildPlan, BuildPlatform, BuildProgress, BuiltImage,
+    CERTIFICATES, write_archive,
 };
-use image::{Images, contract::ImageProfile};
+use image::{ImageStore, contract::ImageProfile};
 use spec::{ErrorCode, ImageRef};
 use std::{
     collections::BTreeMap,
@@ -61,7 +62,7 @@ pub(super) struct Options {
     output: Option<PathBuf>,
     /// linux/amd64, linux/arm64 or both [default: this machine's]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = platform)]
-    platform: Vec<Platform>,
+    platform: Vec<BuildPlatform>,
     /// The image's name [default: localhost/PROFILE or localhost/DIR]
     #[arg(long, value_name = "REF")]
     name: Option<ImageRef>,
@@ -79,8 +80,9 @@ pub(super) struct Options {
     json: bool,
 }
 
-fn platform(text: &str) -> Result<Platform, String> {
-    Platform::named(text).ok_or_else(|| "the platforms are linux/amd64 and linux/arm64".to_owned())
+fn platform(text: &str) -> Result<BuildPlatform, String> {
+    BuildPlatform::named(text)
+        .ok_or_else(|| "the platforms are linux/amd64 and linux/arm64".to_owned())
 }
 
 /// Carries out the command.
@@ -101,7 +103,7 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
         .variable("TMPDIR")
         .map_or(Path::new("/var/tmp"), Path::new);
     let images = image_store::open(global, env)?;
-    let workshop = Workshop::open(temporary).map_err(build_failure)?;
+    let workshop = BuildEnvironment::open(temporary).map_err(build_failure)?;
     let archive = build_archive(&plans, &workshop, &name, options);
     let kept =
         archive.and_then(|archive| load_and_check(&archive, options, &config, &name, &images));
@@ -119,7 +121,7 @@ impl Options {
             || self
                 .platform
                 .iter()
-                .any(|one| Platform::here() == Some(*one))
+                .any(|one| BuildPlatform::here() == Some(*one))
     }
 
     /// Refuses options that would fail only after minutes.
@@ -142,11 +144,11 @@ impl Options {
 const PIP_VARIABLES: [&str; 3] = ["PIP_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT"];
 
 /// The build plans, one for each platform.
-fn plans(options: &Options, source: &Source, env: &ProcessEnv) -> Result<Vec<Plan>, Failure> {
+fn plans(options: &Options, source: &Source, env: &ProcessEnv) -> Result<Vec<BuildPlan>, Failure> {
     let recipe = source.recipe()?;
     let mut platforms = options.platform.clone();
     if platforms.is_empty() {
-        platforms.extend(Platform::here());
+        platforms.extend(BuildPlatform::here());
     }
     platforms.sort_unstable();
     platforms.dedup();
@@ -177,8 +179,8 @@ fn plans(options: &Options, source: &Source, env: &ProcessEnv) -> Result<Vec<Pla
     let sources = sources.map_err(|error| {
         Failure::internal(format!("the current folder cannot be read: {error}"))
     })?;
-    let plan = |platform: Platform| {
-        Ok(Plan {
+    let plan = |platform: BuildPlatform| {
+        Ok(BuildPlan {
             files: source.files(&recipe, platform, options.init_arm64.as_deref())?,
             arguments: values.clone(),
             certificates: pip_certificates.clone(),
@@ -227,27 +229,27 @@ fn source_date(env: &ProcessEnv) -> Result<u64, Failure> {
 
 /// Builds every plan and writes the archive.
 fn build_archive(
-    plans: &[Plan],
-    workshop: &Workshop,
+    plans: &[BuildPlan],
+    workshop: &BuildEnvironment,
     name: &ImageRef,
     options: &Options,
 ) -> Result<PathBuf, Failure> {
-    let mut tell = |progress: Progress| match progress {
-        Progress::Step(text) => message::print(&[Message::Note(text)]),
-        Progress::Said(text) if options.verbose => {
+    let mut tell = |progress: BuildProgress| match progress {
+        BuildProgress::Step(text) => message::print(&[Message::Note(text)]),
+        BuildProgress::Output(text) if options.verbose => {
             message::print(&[Message::Note(format!("  {text}"))])
         }
-        Progress::Said(_) => {}
+        BuildProgress::Output(_) => {}
     };
     let built = plans
         .iter()
         .map(|plan| plan.build(workshop, &mut tell))
-        .collect::<Result<Vec<Built>, _>>();
+        .collect::<Result<Vec<BuiltImage>, _>>();
     let built = built.map_err(build_failure)?;
     let path = options
         .output
         .clone()
-        .unwrap_or_else(|| workshop.place("image.tar"));
+        .unwrap_or_else(|| workshop.path_of("image.tar"));
     let file = File::create_new(&path).map_err(|error| {
         Failure::invalid(
             format!("cannot create `{}`: {error}", path.display()),
@@ -270,7 +272,7 @@ fn load_and_check(
     options: &Options,
     config: &Config,
     name: &ImageRef,
-    images: &Images,
+    images: &ImageStore,
 ) -> Result<u8, Failure> {
     if !options.is_for_here() {
         let text = format!(
@@ -289,9 +291,9 @@ fn load_and_check(
         name.familiar()
     ))]);
     let loaded = images.load(
-        image::Source::Path(archive.to_owned()),
+        image::ImageSource::Path(archive.to_owned()),
         Some(name.clone()),
-        &image::Limits::default(),
+        &image::ImageLimits::default(),
         &mut |_| {},
     )?;
     let subject = Subject::of(name.familiar(), loaded.image);
@@ -315,7 +317,7 @@ fn build_failure(error: BuildError) -> Failure {
         .unwrap_or_default();
     let hint = match &error {
         BuildError::Failed { .. } => "add --verbose to see the build's output",
-        BuildError::NoFile { .. } => {
+        BuildError::MissingCopySource { .. } => {
             "put the file into the recipe's folder; for airlock-init see --init-arm64"
         }
         _ => "docs/images.md lists what a build needs",

@@ -14,9 +14,11 @@ use ::fs::Dir;
 use clap::Args;
 use engine::Engine;
 use image::{
-    Stored,
-    contract::{self, Effort, ImageProfile, Line, Outcome, Probe, Requirement},
-    secrets::Search,
+    StoredImage,
+    contract::{
+        self, ImageProfile, Probe, ProbeBudget, Requirement, RequirementOutcome, RequirementResult,
+    },
+    secrets::CredentialScan,
 };
 use spec::{
     ImageConfig, ImagePolicy, LimitSet, Network, RunRequest, RunResult, Size, Status, Time, User,
@@ -67,7 +69,7 @@ pub(super) struct Subject {
     pub(super) user: Option<User>,
     /// Keeps the image from being removed during the check.
     #[expect(dead_code, reason = "its life is its use")]
-    held: Option<Stored>,
+    held: Option<StoredImage>,
 }
 
 /// The result of a check.
@@ -77,7 +79,7 @@ pub(super) struct ContractReport {
     profiles: Vec<&'static str>,
     agent_compatible: Option<bool>,
     passed: bool,
-    lines: Vec<Line>,
+    lines: Vec<RequirementResult>,
 }
 
 fn profile(text: &str) -> Result<ImageProfile, String> {
@@ -125,7 +127,7 @@ impl Subject {
     }
 
     /// An image of the store, kept while it is checked.
-    pub(super) fn of(name: String, stored: Stored) -> Subject {
+    pub(super) fn of(name: String, stored: StoredImage) -> Subject {
         let root = stored.root().to_owned();
         let config = stored.config().clone();
         let user = stored.user();
@@ -161,13 +163,15 @@ pub(super) fn check(
         image: subject.name.clone(),
         profiles: profiles.iter().map(|profile| profile.name()).collect(),
         agent_compatible: subject.config.as_ref().map(contract::is_for_agents),
-        passed: lines.iter().all(|line| line.outcome != Outcome::Fail),
+        passed: lines
+            .iter()
+            .all(|line| line.outcome != RequirementOutcome::Fail),
         lines,
     })
 }
 
-fn find_credentials(subject: &Subject) -> Result<Search, Failure> {
-    let found = Dir::open(&subject.root).and_then(|root| Search::tree(&root));
+fn find_credentials(subject: &Subject) -> Result<CredentialScan, Failure> {
+    let found = Dir::open(&subject.root).and_then(|root| CredentialScan::tree(&root));
     let mut find_credentials = found.map_err(|error| {
         Failure::invalid(
             format!("cannot look into `{}`: {error}", subject.root.display()),
@@ -185,7 +189,7 @@ async fn run_probes(
     config: &Config,
     subject: &Subject,
     requirement: &Requirement,
-) -> Result<Line, Failure> {
+) -> Result<RequirementResult, Failure> {
     let mut results = Vec::new();
     for probe in requirement.probes {
         let mut spec = config
@@ -196,10 +200,10 @@ async fn run_probes(
         let result = engine.run(spec).await;
         results.push(refuse_unstarted(result)?);
     }
-    Ok(requirement.judge(&results))
+    Ok(requirement.evaluate(&results))
 }
 
-fn request(subject: &Subject, effort: Effort, probe: &Probe) -> RunRequest {
+fn request(subject: &Subject, effort: ProbeBudget, probe: &Probe) -> RunRequest {
     let variables = subject.config.iter().flat_map(|config| &config.env);
     let variables = variables.filter_map(|text| text.split_once('='));
     RunRequest {
@@ -218,8 +222,8 @@ fn request(subject: &Subject, effort: Effort, probe: &Probe) -> RunRequest {
         network: Some(Network::None),
         user: subject.user,
         limits: match effort {
-            Effort::Small => LimitSet::default(),
-            Effort::Large => LimitSet {
+            ProbeBudget::Small => LimitSet::default(),
+            ProbeBudget::Large => LimitSet {
                 memory: Some(Size(2 << 30)),
                 cpu_time: Some(Time(Duration::from_secs(300))),
                 wall_time: Some(Time(Duration::from_secs(600))),
@@ -259,9 +263,9 @@ impl ContractReport {
         let mut text = String::new();
         for line in &self.lines {
             let outcome = match line.outcome {
-                Outcome::Pass => "PASS",
-                Outcome::Warn => "WARN",
-                Outcome::Fail => "FAIL",
+                RequirementOutcome::Pass => "PASS",
+                RequirementOutcome::Warn => "WARN",
+                RequirementOutcome::Fail => "FAIL",
             };
             text.push_str(&format!(
                 "{outcome}  {:<width$}  {}\n",

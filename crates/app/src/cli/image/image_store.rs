@@ -4,7 +4,7 @@ use crate::{
     cli::{Global, message::Failure},
     config::ProcessEnv,
 };
-use image::{ImageError, Images};
+use image::{ImageError, ImageStore};
 use spec::{ErrorCode, ImageRef};
 use std::error::Error;
 
@@ -12,9 +12,9 @@ use std::error::Error;
 pub(super) const FOLDER: &str = "images";
 
 /// Opens the store in the configured state folder.
-pub(super) fn open(global: &Global, env: &ProcessEnv) -> Result<Images, Failure> {
+pub(super) fn open(global: &Global, env: &ProcessEnv) -> Result<ImageStore, Failure> {
     let config = global.configure(env)?;
-    Ok(Images::open(config.state.join(FOLDER))?)
+    Ok(ImageStore::open(config.state.join(FOLDER))?)
 }
 
 /// Parses an image name.
@@ -66,7 +66,7 @@ mod tests {
     fn a_failure_has_its_causes_and_what_to_do() {
         let missing = ImageError::NotFound {
             name: "a:1".into(),
-            near: vec!["a:2".into()],
+            suggestions: vec!["a:2".into()],
         };
         let failure = Failure::from(missing);
         assert_eq!(failure.code, ErrorCode::ImageMissing);

@@ -11,7 +11,7 @@ use crate::{
     config::ProcessEnv,
 };
 use clap::Args;
-use image::Stored;
+use image::StoredImage;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -53,7 +53,7 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     Ok(0)
 }
 
-fn object(image: &Stored) -> serde_json::Value {
+fn object(image: &StoredImage) -> serde_json::Value {
     serde_json::json!({
         "names": image.names().iter().map(spec::ImageRef::familiar).collect::<Vec<_>>(),
         "digest": image.digest().as_str(), "id": image.id().as_str(), "diff_ids": image.diff_ids(),
@@ -65,7 +65,7 @@ fn object(image: &Stored) -> serde_json::Value {
 }
 
 /// One field a line, escaped: the image's texts are untrusted.
-fn text(image: &Stored) -> String {
+fn text(image: &StoredImage) -> String {
     let config = image.config();
     let names: Vec<_> = image.names().iter().map(spec::ImageRef::familiar).collect();
     let user_name = if config.user.is_empty() {

@@ -11,7 +11,7 @@ use crate::{
     config::ProcessEnv,
 };
 use clap::Args;
-use image::Listed;
+use image::ImageSummary;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -53,7 +53,7 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     Ok(0)
 }
 
-fn object(listed: &Listed) -> serde_json::Value {
+fn object(listed: &ImageSummary) -> serde_json::Value {
     serde_json::json!({
         "name": listed.name.familiar(), "digest": listed.digest.as_str(), "id": listed.id.as_str(),
         "size_bytes": listed.size_bytes, "platform": listed.platform.to_string(), "created": listed.created,
@@ -81,7 +81,7 @@ pub(super) fn table(images: Vec<[String; 5]>) -> String {
     rows.iter().map(line).collect()
 }
 
-fn row(listed: &Listed) -> [String; 5] {
+fn row(listed: &ImageSummary) -> [String; 5] {
     let created = listed.created.as_deref().unwrap_or_default();
     let name = listed.name.familiar();
     let platform = listed.platform.to_string();
@@ -121,7 +121,7 @@ mod tests {
     fn a_list_is_aligned_and_steers_no_terminal() {
         let digest =
             spec::Digest::new(&format!("sha256:{}", "0123456789abcdef".repeat(4))).unwrap();
-        let listed = Listed {
+        let listed = ImageSummary {
             name: "agent:1".parse().unwrap(),
             digest: digest.clone(),
             id: digest,

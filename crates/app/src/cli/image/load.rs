@@ -11,7 +11,7 @@ use crate::{
     config::ProcessEnv,
 };
 use clap::Args;
-use image::{Limits, Loaded, Progress, Source};
+use image::{ImageLimits, ImageSource, LoadOutcome, LoadProgress};
 use std::{
     fs::File,
     io::{self, IsTerminal, Write},
@@ -65,28 +65,31 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     let images = image_store::open(global, env)?;
     let problems: Vec<_> = images.sweep().into_iter().map(Message::Note).collect();
     message::print(&problems);
-    let mut progress = LoadProgress {
+    let mut progress = ProgressLine {
         shown: io::stderr().is_terminal(),
     };
-    let loaded = images.load(source(options)?, name, &Limits::default(), &mut |step| {
-        progress.show(step)
-    });
+    let loaded = images.load(
+        source(options)?,
+        name,
+        &ImageLimits::default(),
+        &mut |step| progress.show(step),
+    );
     progress.clear();
     report(&loaded?, options.json)?;
     Ok(0)
 }
 
-fn source(options: &Options) -> Result<Source, Failure> {
+fn source(options: &Options) -> Result<ImageSource, Failure> {
     if options.source.as_os_str() != "-" {
-        return Ok(Source::Path(options.source.clone()));
+        return Ok(ImageSource::Path(options.source.clone()));
     }
     let stdin = io::stdin().as_fd().try_clone_to_owned();
     let stdin =
         stdin.map_err(|error| Failure::internal(format!("cannot read standard input: {error}")))?;
-    Ok(Source::File(File::from(stdin)))
+    Ok(ImageSource::File(File::from(stdin)))
 }
 
-fn report(loaded: &Loaded, json: bool) -> Result<(), Failure> {
+fn report(loaded: &LoadOutcome, json: bool) -> Result<(), Failure> {
     let image = &loaded.image;
     let names: Vec<_> = image.names().iter().map(spec::ImageRef::familiar).collect();
     if json {
@@ -118,14 +121,14 @@ fn report(loaded: &Loaded, json: bool) -> Result<(), Failure> {
 }
 
 /// Progress on a terminal, one line that is redrawn.
-struct LoadProgress {
+struct ProgressLine {
     shown: bool,
 }
 
-impl LoadProgress {
-    fn show(&mut self, progress: Progress) {
+impl ProgressLine {
+    fn show(&mut self, progress: LoadProgress) {
         if self.shown {
-            let Progress {
+            let LoadProgress {
                 layer,
                 layers,
                 bytes,

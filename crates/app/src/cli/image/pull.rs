@@ -14,9 +14,10 @@ use crate::{
 };
 use clap::Args;
 use image::{
-    Images, Limits, Platform, Source,
+    ImageLimits, ImageSource, ImageStore, Platform,
     registry::{
-        self, CredentialsError, Kind, Patience, PullError, Pulled, Request, Sources, Transport,
+        self, CredentialSources, CredentialsError, PullError, PullErrorKind, PullOptions,
+        PulledImage, RegistryTimeouts, Transport,
     },
 };
 use spec::{ErrorCode, ImageRef};
@@ -104,8 +105,8 @@ fn cancellable(
     name: &ImageRef,
     config: &Config,
     env: &ProcessEnv,
-) -> Result<Pulled, Failure> {
-    let images = Images::open(config.state.join(image_store::FOLDER))?;
+) -> Result<PulledImage, Failure> {
+    let images = ImageStore::open(config.state.join(image_store::FOLDER))?;
     message::print(
         &images
             .sweep()
@@ -179,12 +180,16 @@ fn cancelled() -> Failure {
     }
 }
 
-async fn request(options: &Options, name: &ImageRef, env: &ProcessEnv) -> Result<Request, Failure> {
-    let sources = Sources {
+async fn request(
+    options: &Options,
+    name: &ImageRef,
+    env: &ProcessEnv,
+) -> Result<PullOptions, Failure> {
+    let sources = CredentialSources {
         files: credential_files(env),
         search_path: env.variable("PATH"),
     };
-    Ok(Request {
+    Ok(PullOptions {
         name: name.clone(),
         platform: options.platform.clone().unwrap_or_else(Platform::here),
         transport: if options.plain_http {
@@ -193,21 +198,21 @@ async fn request(options: &Options, name: &ImageRef, env: &ProcessEnv) -> Result
             Transport::Secure
         },
         credentials: sources.find(name).await?,
-        most_bytes: MAX_IMAGE_BYTES,
-        patience: Patience::default(),
+        max_bytes: MAX_IMAGE_BYTES,
+        timeouts: RegistryTimeouts::default(),
     })
 }
 
 /// Unpacks the layout in a blocking task, so that signals are handled meanwhile.
-async fn unpack(images: &Images, name: &ImageRef, layout: PathBuf) -> Result<(), Failure> {
+async fn unpack(images: &ImageStore, name: &ImageRef, layout: PathBuf) -> Result<(), Failure> {
     let images = images.clone();
     let name = name.clone();
     let loading = tokio::task::spawn_blocking(move || {
         images
             .load(
-                Source::Path(layout),
+                ImageSource::Path(layout),
                 Some(name),
-                &Limits::default(),
+                &ImageLimits::default(),
                 &mut |_| {},
             )
             .map(drop)
@@ -237,7 +242,7 @@ fn credential_files(env: &ProcessEnv) -> Vec<PathBuf> {
         .collect()
 }
 
-fn report(name: &ImageRef, pulled: Pulled, took: Duration) -> Report {
+fn report(name: &ImageRef, pulled: PulledImage, took: Duration) -> Report {
     Report {
         name: name.to_string(),
         digest: pulled.digest.to_string(),
@@ -286,10 +291,10 @@ impl From<CredentialsError> for Failure {
 impl From<PullError> for Failure {
     fn from(error: PullError) -> Self {
         let code = match error.kind() {
-            Kind::Missing => ErrorCode::ImageMissing,
-            Kind::Refused => ErrorCode::ImageRefused,
-            Kind::Unavailable => ErrorCode::BackendUnavailable,
-            Kind::Local => ErrorCode::Internal,
+            PullErrorKind::Missing => ErrorCode::ImageMissing,
+            PullErrorKind::Refused => ErrorCode::ImageRefused,
+            PullErrorKind::Unavailable => ErrorCode::BackendUnavailable,
+            PullErrorKind::Local => ErrorCode::Internal,
         };
         let mut message = error.to_string();
         let mut cause = std::error::Error::source(&error);

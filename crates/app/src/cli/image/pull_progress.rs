@@ -4,7 +4,7 @@ use crate::cli::{
     message::{self, Message},
     size::human_size,
 };
-use image::registry::Event;
+use image::registry::PullEvent;
 use std::{
     io::{self, IsTerminal, Write},
     sync::{Mutex, PoisonError},
@@ -47,7 +47,7 @@ impl PullProgress {
     }
 
     /// Counts an event and updates the display.
-    pub(super) fn update(&self, event: Event) {
+    pub(super) fn update(&self, event: PullEvent) {
         let mut counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
         let line = counters.count(&event);
         match (self.terminal, line) {
@@ -76,21 +76,21 @@ impl PullProgress {
 
 impl Counters {
     /// Counts an event; returns the line of a finished blob.
-    fn count(&mut self, event: &Event) -> Option<String> {
+    fn count(&mut self, event: &PullEvent) -> Option<String> {
         match event {
-            Event::Begun { bytes, blobs } => {
+            PullEvent::Started { bytes, blobs } => {
                 (self.bytes, self.blobs) = (*bytes, *blobs);
                 None
             }
-            Event::Received(bytes) => {
+            PullEvent::Received(bytes) => {
                 self.received += bytes;
                 None
             }
-            Event::Lost(bytes) => {
+            PullEvent::Lost(bytes) => {
                 self.received = self.received.saturating_sub(*bytes);
                 None
             }
-            Event::Blob { digest, size } => {
+            PullEvent::Blob { digest, size } => {
                 self.done += 1;
                 let short: String = digest.hex().chars().take(12).collect();
                 Some(format!(
@@ -134,20 +134,20 @@ mod tests {
         let digest =
             spec::Digest::new(&format!("sha256:{}", "0123456789abcdef".repeat(4))).unwrap();
         assert_eq!(
-            counted.count(&Event::Begun {
+            counted.count(&PullEvent::Started {
                 bytes: 3 << 20,
                 blobs: 2
             }),
             None
         );
         for event in [
-            Event::Received(2 << 20),
-            Event::Lost(1 << 20),
-            Event::Received(1 << 20),
+            PullEvent::Received(2 << 20),
+            PullEvent::Lost(1 << 20),
+            PullEvent::Received(1 << 20),
         ] {
             assert_eq!(counted.count(&event), None);
         }
-        let line = counted.count(&Event::Blob {
+        let line = counted.count(&PullEvent::Blob {
             digest,
             size: 2 << 20,
         });

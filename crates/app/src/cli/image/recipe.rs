@@ -3,9 +3,9 @@
 use crate::cli::message::Failure;
 use ::fs::Dir;
 use image::{
-    build::Platform,
+    build::BuildPlatform,
     contract::ImageProfile,
-    recipe::{FIRST_PROCESS, REFERENCE_AGENT, Recipe, SUITE, Step, of_profile},
+    recipe::{BuildStep, FIRST_PROCESS, REFERENCE_AGENT, Recipe, SUITE, for_profile},
 };
 use spec::ImageRef;
 use std::{
@@ -91,7 +91,7 @@ impl Source {
     /// Parses the recipe.
     pub(super) fn recipe(&self) -> Result<Recipe, Failure> {
         let (name, text) = match self {
-            Source::Profile(profile) => (profile.name().to_owned(), of_profile(*profile)),
+            Source::Profile(profile) => (profile.name().to_owned(), for_profile(*profile)),
             Source::Folder { path, text, .. } => (path.display().to_string(), text.as_str()),
         };
         Recipe::parse(text).map_err(|bad| {
@@ -106,12 +106,12 @@ impl Source {
     pub(super) fn files(
         &self,
         recipe: &Recipe,
-        platform: Platform,
+        platform: BuildPlatform,
         init_arm64: Option<&Path>,
     ) -> Result<Files, Failure> {
         let mut files = Files::new();
         for step in &recipe.steps {
-            let Step::Copy { from, .. } = step else {
+            let BuildStep::Copy { from, .. } = step else {
                 continue;
             };
             let in_folder = match self {
@@ -139,12 +139,12 @@ impl Source {
 }
 
 /// The static `airlock-init` for a platform.
-fn init_program(platform: Platform, init_arm64: Option<&Path>) -> Result<Vec<u8>, Failure> {
-    if Platform::here() == Some(platform) {
+fn init_program(platform: BuildPlatform, init_arm64: Option<&Path>) -> Result<Vec<u8>, Failure> {
+    if BuildPlatform::here() == Some(platform) {
         return Ok(engine::INIT_PROGRAM.to_vec());
     }
     let hint = "give one with --init-arm64 FILE, or build for this machine's platform only";
-    let Some(path) = init_arm64.filter(|_| platform == Platform::Arm64) else {
+    let Some(path) = init_arm64.filter(|_| platform == BuildPlatform::Arm64) else {
         let what = format!(
             "this program has no airlock-init for linux/{}",
             platform.architecture()

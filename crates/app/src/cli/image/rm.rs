@@ -11,7 +11,7 @@ use crate::{
     config::ProcessEnv,
 };
 use clap::Args;
-use image::Removed;
+use image::ImageRemoval;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -51,7 +51,7 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
         ));
     }
     let images = image_store::open(global, env)?;
-    let mut all = Removed::default();
+    let mut all = ImageRemoval::default();
     for name in &names {
         let removed = images.remove(name)?;
         if !options.json {
@@ -71,7 +71,7 @@ fn attempt(options: &Options, global: &Global, env: &ProcessEnv) -> Result<u8, F
     Ok(0)
 }
 
-fn text(removed: &Removed) -> String {
+fn text(removed: &ImageRemoval) -> String {
     let freed = if removed.images.is_empty() {
         "the image has other names".to_owned()
     } else {

@@ -16,7 +16,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
-use store::webhooks::{self, Choice, Notice, Round, Settled, Waiting};
+use store::webhooks::{
+    self, DeliveryOutcome, DeliveryRound, DueNotice, NoticeChoice, WebhookNotice,
+};
 use tokio::{sync::Notify, task::JoinSet};
 
 /// Concurrent deliveries in total, and of one tenant.
@@ -69,8 +71,8 @@ impl DeliveryState {
     }
 
     /// Decides whether to send a notice now, and marks it as in flight.
-    fn choose(&mut self, waiting: Waiting<'_>) -> Choice {
-        let Waiting { job, tenant, url } = waiting;
+    fn choose(&mut self, waiting: DueNotice<'_>) -> NoticeChoice {
+        let DueNotice { job, tenant, url } = waiting;
         let (failing, healthy): (Vec<_>, Vec<_>) = self
             .jobs
             .values()
@@ -83,7 +85,7 @@ impl DeliveryState {
         let failing_has_capacity =
             has_capacity(MAX_FAILING_IN_FLIGHT, failing.len(), own(&failing));
         if !healthy_has_capacity && !failing_has_capacity {
-            return Choice::NoRoom;
+            return NoticeChoice::SkipTenant;
         }
         let to = (tenant.to_owned(), receiver(url));
         let is_allowed = if self.is_failing(&to.0, &to.1) {
@@ -92,13 +94,13 @@ impl DeliveryState {
             healthy_has_capacity
         };
         if !is_allowed || self.jobs.contains_key(job) {
-            return Choice::PassedOver;
+            return NoticeChoice::Skip;
         }
         self.jobs.insert(job.to_owned(), to);
-        Choice::Taken
+        NoticeChoice::Send
     }
 
-    fn finished(&mut self, notice: &Notice, healthy: bool) {
+    fn finished(&mut self, notice: &WebhookNotice, healthy: bool) {
         self.jobs.remove(&notice.job);
         let failing = self.failing.entry(notice.tenant.clone()).or_default();
         let receiver = receiver(&notice.url);
@@ -121,7 +123,7 @@ pub(crate) async fn deliver(gateway: Gateway) {
     let state = SharedState::default();
     let done_signal = Arc::new(Notify::new());
     let mut tasks = JoinSet::new();
-    let mut rotation = Round::default();
+    let mut rotation = DeliveryRound::default();
     let mut pruned_at = 0;
     loop {
         while tasks.try_join_next().is_some() {}
@@ -155,7 +157,7 @@ async fn prune(gateway: &Gateway, now: u64) {
     // Retried later.
     _ = gateway
         .writer()
-        .write(move |transaction| webhooks::forget(transaction, before))
+        .write(move |transaction| webhooks::prune_notices(transaction, before))
         .await;
 }
 
@@ -167,8 +169,8 @@ fn lock(state: &SharedState) -> std::sync::MutexGuard<'_, DeliveryState> {
 async fn due(
     gateway: &Gateway,
     state: &SharedState,
-    rotation: &mut Round,
-) -> Result<Vec<Notice>, ()> {
+    rotation: &mut DeliveryRound,
+) -> Result<Vec<WebhookNotice>, ()> {
     let mut busy = lock(state).clone();
     let room = MAX_IN_FLIGHT.saturating_sub(busy.jobs.len());
     if room == 0 {
@@ -188,12 +190,12 @@ async fn due(
 /// Delivers one notice once.
 async fn deliver_one(
     gateway: Gateway,
-    notice: Notice,
+    notice: WebhookNotice,
     state: SharedState,
     done_signal: Arc<Notify>,
 ) {
     let settled = attempt(&gateway, &notice).await;
-    if let Settled::GivenUp(why) = &settled {
+    if let DeliveryOutcome::GivenUp(why) = &settled {
         log_warning(format_args!(
             "airlock: the webhook of the job {} is given up: {}",
             notice.job,
@@ -201,7 +203,7 @@ async fn deliver_one(
         ));
     }
     let finished_notice = notice.clone();
-    let healthy = settled == Settled::Delivered;
+    let healthy = settled == DeliveryOutcome::Delivered;
     let written = settled;
     let done = gateway
         .writer()
@@ -215,11 +217,11 @@ async fn deliver_one(
     done_signal.notify_one();
 }
 
-async fn attempt(gateway: &Gateway, notice: &Notice) -> Settled {
+async fn attempt(gateway: &Gateway, notice: &WebhookNotice) -> DeliveryOutcome {
     let webhooks = gateway.webhooks();
     let receiver = match webhooks.courier.check(&notice.url) {
         Ok(receiver) => receiver,
-        Err(bad) => return Settled::GivenUp(bad.message),
+        Err(bad) => return DeliveryOutcome::GivenUp(bad.message),
     };
     let headers = match signed(gateway, notice).await {
         Ok(headers) => headers,
@@ -232,7 +234,7 @@ async fn attempt(gateway: &Gateway, notice: &Notice) -> Settled {
     classify(notice, webhooks.attempts, delivered.await)
 }
 
-async fn signed(gateway: &Gateway, notice: &Notice) -> Result<http::HeaderMap, String> {
+async fn signed(gateway: &Gateway, notice: &WebhookNotice) -> Result<http::HeaderMap, String> {
     let gateway = gateway.clone();
     let notice = notice.clone();
     let signing = tokio::task::spawn_blocking(move || {
@@ -260,31 +262,37 @@ async fn signed(gateway: &Gateway, notice: &Notice) -> Result<http::HeaderMap, S
 }
 
 /// Classifies the response of a receiver.
-fn classify(notice: &Notice, max: u32, answer: Result<u16, DeliveryError>) -> Settled {
+fn classify(
+    notice: &WebhookNotice,
+    max: u32,
+    answer: Result<u16, DeliveryError>,
+) -> DeliveryOutcome {
     let why = match answer {
-        Ok(200..=299) => return Settled::Delivered,
+        Ok(200..=299) => return DeliveryOutcome::Delivered,
         Ok(410) => {
-            return Settled::GivenUp("the receiver answered 410: it wants no more".to_owned());
+            return DeliveryOutcome::GivenUp(
+                "the receiver answered 410: it wants no more".to_owned(),
+            );
         }
         Ok(status @ 300..=399) => {
             format!("the receiver answered {status}, and redirects are not followed")
         }
         Ok(status) => format!("the receiver answered {status}"),
-        Err(DeliveryError::Refused(why)) => return Settled::GivenUp(why),
+        Err(DeliveryError::Refused(why)) => return DeliveryOutcome::GivenUp(why),
         Err(DeliveryError::Failed(why)) => why,
     };
     if notice.attempts + 1 >= max {
-        Settled::GivenUp(format!("{why}; given up after {max} attempts"))
+        DeliveryOutcome::GivenUp(format!("{why}; given up after {max} attempts"))
     } else {
         retry_later(notice, why)
     }
 }
 
-fn retry_later(notice: &Notice, problem: String) -> Settled {
+fn retry_later(notice: &WebhookNotice, problem: String) -> DeliveryOutcome {
     let due_ms = engine::now()
         .0
         .saturating_add(backoff_ms(notice.attempts, random_byte()));
-    Settled::PutOff { due_ms, problem }
+    DeliveryOutcome::Deferred { due_ms, problem }
 }
 
 /// Exponential backoff: one second, doubled per attempt, up to an hour, with 20 % jitter so that
@@ -306,9 +314,9 @@ fn random_byte() -> u8 {
 mod tests {
     use super::*;
 
-    fn notice(attempts: u32) -> Notice {
+    fn notice(attempts: u32) -> WebhookNotice {
         let text = String::new;
-        Notice {
+        WebhookNotice {
             n: 1,
             id: text(),
             job: text(),
@@ -332,9 +340,9 @@ mod tests {
         }
     }
 
-    fn to(tenant: &str, job: &str, host: &str) -> Notice {
+    fn to(tenant: &str, job: &str, host: &str) -> WebhookNotice {
         let url = format!("https://{host}/x");
-        Notice {
+        WebhookNotice {
             tenant: tenant.to_owned(),
             job: job.to_owned(),
             url,
@@ -348,7 +356,7 @@ mod tests {
         for number in 0..count.min(MAX_IN_FLIGHT - all) {
             let job = format!("{tenant}{host}{number}");
             let url = format!("https://{host}/{number}");
-            state.choose(Waiting {
+            state.choose(DueNotice {
                 job: &job,
                 tenant,
                 url: &url,
@@ -387,14 +395,14 @@ mod tests {
                 .map(|(host, count)| fill(&mut state, "a", host, count)),
             [1, 4, 0]
         );
-        let full = state.choose(Waiting {
+        let full = state.choose(DueNotice {
             job: "x",
             tenant: "a",
             url: "https://up/",
         });
         assert_eq!(
             full,
-            Choice::PassedOver,
+            NoticeChoice::Skip,
             "another that is in doubt could go"
         );
         let many: Vec<_> = (0..99).map(|number| format!("host{number}")).collect();
@@ -420,7 +428,7 @@ mod tests {
         let (gateway, state) = (place.gateway(Vec::new()), SharedState::default());
         let later = engine::now().0 + 3_600_000;
         let tenants: Vec<_> = (0..20).map(|number| format!("dead{number}")).collect();
-        let add = |transaction: &store::served::Writing<'_>| {
+        let add = |transaction: &store::server_database::WriteTransaction<'_>| {
             let all = tenants
                 .iter()
                 .map(|tenant| (tenant.as_str(), later))
@@ -430,7 +438,7 @@ mod tests {
                 let (id, job) = (tenant, tenant);
                 webhooks::enqueue(
                     transaction,
-                    &webhooks::NewNotice {
+                    &webhooks::NewWebhookNotice {
                         id,
                         job,
                         tenant,
@@ -442,10 +450,12 @@ mod tests {
                 )
             })
         };
-        gateway.database().together_durably(add).unwrap();
+        gateway.database().transact_durably(add).unwrap();
         let all = tenants.iter().map(String::as_str).chain(["well"]);
         all.for_each(|tenant| lock(&state).finished(&to(tenant, "", "host"), false));
-        let notices = due(&gateway, &state, &mut Round::default()).await.unwrap();
+        let notices = due(&gateway, &state, &mut DeliveryRound::default())
+            .await
+            .unwrap();
         assert_eq!(
             notices
                 .into_iter()
@@ -458,31 +468,37 @@ mod tests {
     #[test]
     fn only_a_yes_is_one() {
         for status in [200, 204, 299] {
-            assert_eq!(classify(&notice(0), 3, Ok(status)), Settled::Delivered);
+            assert_eq!(
+                classify(&notice(0), 3, Ok(status)),
+                DeliveryOutcome::Delivered
+            );
         }
         for status in [100, 199, 301, 307, 400, 404, 429, 500, 503] {
             assert!(
-                matches!(classify(&notice(0), 3, Ok(status)), Settled::PutOff { .. }),
+                matches!(
+                    classify(&notice(0), 3, Ok(status)),
+                    DeliveryOutcome::Deferred { .. }
+                ),
                 "{status}"
             );
-            let Settled::GivenUp(why) = classify(&notice(2), 3, Ok(status)) else {
+            let DeliveryOutcome::GivenUp(why) = classify(&notice(2), 3, Ok(status)) else {
                 panic!("{status}")
             };
             assert!(why.ends_with("; given up after 3 attempts"), "{why}");
         }
         assert!(matches!(
             classify(&notice(0), 3, Ok(410)),
-            Settled::GivenUp(_)
+            DeliveryOutcome::GivenUp(_)
         ));
         let refused = DeliveryError::Refused("private".into());
         assert_eq!(
             classify(&notice(0), 3, Err(refused)),
-            Settled::GivenUp("private".into())
+            DeliveryOutcome::GivenUp("private".into())
         );
         let failed = DeliveryError::Failed("down".into());
         assert!(matches!(
             classify(&notice(0), 3, Err(failed)),
-            Settled::PutOff { .. }
+            DeliveryOutcome::Deferred { .. }
         ));
     }
 }

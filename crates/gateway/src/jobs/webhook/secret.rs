@@ -6,7 +6,7 @@ use axum::{Json, extract::State, response::IntoResponse, response::Response};
 use http::header::CACHE_CONTROL;
 use serde::Serialize;
 use spec::Timestamp;
-use store::webhooks::{self, Generation};
+use store::webhooks::{self, SecretGeneration};
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -47,12 +47,16 @@ async fn rotate(State(gateway): State<Gateway>, caller: Caller) -> Answer<Respon
     // Durable: receivers are configured with the new secret, which must survive power loss.
     let generation = gateway
         .durable_writer()
-        .write(move |transaction| webhooks::rotate(transaction, &tenant, now))
+        .write(move |transaction| webhooks::rotate_secret(transaction, &tenant, now))
         .await?;
     answer(gateway, caller, generation).await
 }
 
-async fn answer(gateway: Gateway, caller: Caller, generation: Generation) -> Answer<Response> {
+async fn answer(
+    gateway: Gateway,
+    caller: Caller,
+    generation: SecretGeneration,
+) -> Answer<Response> {
     // Blocking: the first call reads or creates the key on disk.
     let encoding = tokio::task::spawn_blocking(move || {
         gateway

@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderValue, header::CONTENT_TYPE};
 use ring::hmac;
 use spec::{ErrorCode, ErrorInfo};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use store::webhooks::Generation;
+use store::webhooks::SecretGeneration;
 use zeroize::Zeroizing;
 
 /// Name of the node's key in the secret store.
@@ -76,7 +76,7 @@ impl Signer {
     pub(super) fn headers(
         &self,
         tenant: &str,
-        generation: Generation,
+        generation: SecretGeneration,
         (id, body): (&str, &str),
         now_ms: u64,
     ) -> Result<HeaderMap, ErrorInfo> {
@@ -108,7 +108,7 @@ impl Signer {
 }
 
 /// Whether the previous secret still signs.
-pub(super) fn has_predecessor(generation: Generation, now_ms: u64) -> bool {
+pub(super) fn has_predecessor(generation: SecretGeneration, now_ms: u64) -> bool {
     generation.number > 1 && now_ms < generation.since_ms.saturating_add(OVERLAP_MS)
 }
 
@@ -168,11 +168,11 @@ mod tests {
 
     #[test]
     fn the_secret_before_signs_for_a_day() {
-        let first = Generation {
+        let first = SecretGeneration {
             number: 1,
             since_ms: 0,
         };
-        let second = Generation {
+        let second = SecretGeneration {
             number: 2,
             since_ms: 1000,
         };

@@ -33,7 +33,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
-use store::Buffers;
+use store::BufferPool;
 use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -295,7 +295,7 @@ fn file_body(file: File, from: u64, count: u64) -> Body {
 async fn send_chunks(file: File, mut at: u64, count: u64, outgoing: ChunkSender) {
     let end = at + count;
     let file = Arc::new(file);
-    let buffers = Buffers::default();
+    let buffers = BufferPool::default();
     while at < end {
         let length = CHUNK.min(end - at) as usize;
         let file = file.clone();

@@ -21,7 +21,7 @@ use http::{
 use http_body_util::BodyExt;
 use serde::Deserialize;
 use std::{path::PathBuf, sync::Arc, time::Duration};
-use store::Pieces;
+use store::ChunkBuffer;
 use tokio::task::JoinHandle;
 use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -163,7 +163,7 @@ struct UploadReceiver {
 
 impl UploadReceiver {
     async fn receive(mut self, mut body: Body) -> Answer<Upload> {
-        let mut gathered = Pieces::default();
+        let mut gathered = ChunkBuffer::default();
         while let Some(bytes) = next_chunk(&mut body).await? {
             gathered.push(bytes);
             if gathered.size_bytes() >= BATCH_BYTES {
