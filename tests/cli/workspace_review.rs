@@ -513,7 +513,11 @@ fn the_newest_is_meant_where_none_is_named_and_never_dropped_unasked() {
     let ground = Ground::of_caller(|_| {});
     let nothing = ground.airlock(&["workspace", "diff"]);
     assert_eq!(nothing.status, Some(125));
-    assert!(nothing.stderr.contains("there is no workspace with kept changes"));
+    assert!(
+        nothing
+            .stderr
+            .contains("there is no workspace with kept changes")
+    );
     ground.keep_as("older", "echo 1 >older");
     ground.keep_as("newer", "echo 2 >newer");
     let diff = ground.airlock(&["workspace", "diff"]);
@@ -717,7 +721,7 @@ fn each_change_is_asked_about_and_only_what_was_said_is_taken() {
     let mut login = ground.sit(&["workspace", "commit", "try", "-i"], &[]);
     login.expect("commit `gone`? ");
     login.keys("q\n");
-    login.expect("nothing was done");
+    login.expect("nothing was changed");
     assert_eq!(login.end(), Some(0));
     let mut login = ground.sit(&["workspace", "commit", "try", "-i"], &[]);
     login.expect("commit `gone`? ");

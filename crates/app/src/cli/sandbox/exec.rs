@@ -340,14 +340,8 @@ mod tests {
                 .exit_status()
         };
         assert_eq!(of(r#""status":"succeeded","exit_code":0,"signal":null"#), 0);
-        assert_eq!(
-            of(r#""status":"failed","exit_code":3,"signal":null"#),
-            3
-        );
-        assert_eq!(
-            of(r#""status":"failed","exit_code":null,"signal":9"#),
-            137
-        );
+        assert_eq!(of(r#""status":"failed","exit_code":3,"signal":null"#), 3);
+        assert_eq!(of(r#""status":"failed","exit_code":null,"signal":9"#), 137);
         assert_eq!(
             of(r#""status":"timed_out","exit_code":null,"signal":9"#),
             124

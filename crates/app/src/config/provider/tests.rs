@@ -315,7 +315,7 @@ fn mistakes_name_the_key_the_file_and_the_remedy() {
         (
             format!("{x}forward_headers = [\"x-forwarded-for\"]"),
             "`provider.x.forward_headers` in `/c.toml` cannot",
-            "a",
+            "programs may not",
         ),
         (
             format!("{x}forward_headers = [\"a b\"]"),
