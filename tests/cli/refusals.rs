@@ -726,10 +726,10 @@ fn an_input_that_takes_the_place_of_a_file_is_told() {
         (replacing.stdout.as_str(), beside.stdout.as_str()),
         ("given", "given")
     );
-    let words = "the input `a.txt` takes the place of a file";
+    let words = "the input `a.txt` replaces a file";
     assert!(replacing.stderr.contains(words), "{}", replacing.stderr);
     assert!(
-        !beside.stderr.contains("takes the place"),
+        !beside.stderr.contains("replaces a file"),
         "{}",
         beside.stderr
     );

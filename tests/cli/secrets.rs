@@ -90,7 +90,7 @@ fn a_secret_is_kept_listed_and_removed_and_never_shown() {
     same(
         again.stderr,
         str![[r#"
-airlock: error: there is no secret `api`
+airlock: error: no secret is called `api`
 airlock: hint: `airlock secrets list` shows the names
 
 "#]],
@@ -177,7 +177,7 @@ fn a_secret_that_is_missing_stops_the_run_before_anything_is_made() {
     same(
         answer.stderr,
         str![[r#"
-airlock: error: there is no secret `api`
+airlock: error: no secret is called `api`
 airlock: hint: keep it first: airlock secrets set api
 
 "#]],
@@ -248,7 +248,7 @@ fn with_a_master_key_of_ones_own_none_lies_beside_the_secrets() {
         assert!(
             refused
                 .stderr
-                .contains("`AIRLOCK_MASTER_KEY` is not a master key"),
+                .contains("`AIRLOCK_MASTER_KEY` is no master key"),
             "{}",
             refused.stderr
         );

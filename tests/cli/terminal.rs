@@ -524,7 +524,7 @@ fn a_secret_is_asked_for_and_not_shown() {
     sitting.expect("value of `api` (not shown): ");
     assert!(sitting.is_raw());
     sitting.keys("typo\x15sk-canarx\x7fy\r");
-    sitting.expect("airlock: note: the master key lies beside the secrets");
+    sitting.expect("airlock: note: the master key is stored beside the secrets");
     let kept = sitting.world.run(&["secrets", "list", "--json"]);
     assert_eq!(kept.json()["secrets"][0]["name"], "api");
     let script = "test \"$T\" = sk-canary";

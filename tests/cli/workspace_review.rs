@@ -280,7 +280,7 @@ fn what_a_commit_would_not_take_no_tool_takes_from_the_patch() {
     let answer = ground.airlock(&["workspace", "diff", "--patch", "try"]);
     assert_eq!(answer.status, Some(0), "{}", answer.stderr);
     for named in [".env", ".envrc", "out", "both"] {
-        let note = format!("airlock: note: behind `# ` in the patch: `{named}`: ");
+        let note = format!("airlock: note: after `# ` in the patch: `{named}`: ");
         assert!(answer.stderr.contains(&note), "{}", answer.stderr);
     }
     assert!(answer.stdout.contains("\n# +evil\n"), "{}", answer.stdout);
@@ -707,7 +707,7 @@ fn each_change_is_asked_about_and_only_what_was_said_is_taken() {
     login.keys("n\n");
     login.expect("commit `new/a`? [y,n,a,q,d,?] ");
     login.keys("?\n");
-    login.expect("q - leave this and all that follow");
+    login.expect("q - skip this and all that follow");
     login.expect("commit `new/a`? [y,n,a,q,d,?] ");
     login.keys("y\n");
     login.expect("commit `new/b`? [y,n,a,q,d,?] ");
@@ -721,7 +721,7 @@ fn each_change_is_asked_about_and_only_what_was_said_is_taken() {
     let mut login = ground.sit(&["workspace", "commit", "try", "-i"], &[]);
     login.expect("commit `gone`? ");
     login.keys("q\n");
-    login.expect("nothing was done");
+    login.expect("nothing was changed");
     assert_eq!(login.end(), Some(0));
     let mut login = ground.sit(&["workspace", "commit", "try", "-i"], &[]);
     login.expect("commit `gone`? ");

@@ -579,7 +579,10 @@ fn what_tools_would_obey_is_taken_out_shown_and_can_be_taken_back() {
     for words in [&["one"][..], &["one", "--drop"], &["other"]] {
         let none = world.run(&[&["workspace", "held"][..], words].concat());
         assert_eq!(none.status, Some(125), "{words:?}: {none:?}");
-        assert!(none.stderr.contains("nothing is held of"), "{none:?}");
+        assert!(
+            none.stderr.contains("nothing is held back from"),
+            "{none:?}"
+        );
     }
     // It is the host's now: read-only inside, and it stays.
     let again = world.run(&[

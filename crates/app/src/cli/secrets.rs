@@ -96,7 +96,7 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
         }
         Action::Rm { name } => {
             if !secrets.remove(&name)? {
-                let message = format!("there is no secret `{name}`");
+                let message = format!("no secret is called `{name}`");
                 return Err(Failure::invalid(
                     message,
                     "`airlock secrets list` shows the names",

@@ -151,7 +151,7 @@ fn master_key(settings: &SecretSettings, env: &ProcessEnv) -> Result<MasterKey, 
         let given = given.clone().map_err(|bad| {
             let hint = "unset it, or create one: head -c 32 /dev/urandom | base64";
             ConfigError::new(
-                format!("`{}` is not a master key: {bad}", super::MASTER_KEY),
+                format!("`{}` is no master key: {bad}", super::MASTER_KEY),
                 hint,
             )
         })?;
@@ -230,7 +230,7 @@ mod tests {
         let refused = master_key(&SecretSettings::default(), &env).unwrap_err();
         assert_eq!(
             refused.message,
-            "`AIRLOCK_MASTER_KEY` is not a master key: the secret is empty"
+            "`AIRLOCK_MASTER_KEY` is no master key: the secret is empty"
         );
         std::fs::remove_dir_all(&folder).unwrap();
     }

@@ -113,7 +113,7 @@ fn a_damaged_ledger_says_what_is_damaged_and_what_setting_it_aside_costs() {
     for words in [
         "owner.jsonl`, line 1: ",
         "airlock usage --verify",
-        "spent today from nothing",
+        "today's spending of tenants from zero",
     ] {
         assert!(said.contains(words), "{said}");
     }
@@ -131,7 +131,7 @@ fn other_machines_are_not_let_in_by_accident() {
         .expect("airlock starts");
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(125));
-    assert!(said.contains("can be reached by other machines"), "{said}");
+    assert!(said.contains("is reachable from other machines"), "{said}");
     assert!(!folder.at("state").exists(), "and nothing was made");
     let options = ["--listen", "0.0.0.0:0", "--dangerously-listen-publicly"];
     drop(Proxy::start(&mut proxy(&folder, &options)));

@@ -56,7 +56,7 @@ fn a_second_server_is_refused_and_told_who_has_the_folder() {
 fn other_machines_are_not_served_without_encryption() {
     let server = Server::new();
     let said = refusal(&mut serve(&server.folder, "", &["--listen", "0.0.0.0:0"]));
-    assert!(said.contains("can be reached by other machines"), "{said}");
+    assert!(said.contains("is reachable from other machines"), "{said}");
     let folder = gateway_tests::Folder::new();
     let open = Server::on(folder, "", &["--listen", "0.0.0.0:0", "--plain-http"], None);
     let gateway_tests::Client::Tcp(address) = &open.client else {
@@ -132,7 +132,7 @@ fn a_key_file_that_others_read_or_that_is_a_link_is_refused() {
     fs::write(folder.at("open"), "x").unwrap();
     fs::set_permissions(folder.at("open"), fs::Permissions::from_mode(0o644)).unwrap();
     let said = refusal(&mut serve(&folder, "", &["--admin-key-file", "open"]));
-    assert!(said.contains("others can read it"), "{said}");
+    assert!(said.contains("other users can read it"), "{said}");
     std::os::unix::fs::symlink("elsewhere", folder.at("link")).unwrap();
     let said = refusal(&mut serve(&folder, "", &["--admin-key-file", "link"]));
     assert!(said.contains("cannot be used as the admin's key"), "{said}");

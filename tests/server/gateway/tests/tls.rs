@@ -126,7 +126,7 @@ fn the_client_believes_the_very_certificate_that_was_named() {
         (
             "localhost",
             &["--server-ca", "other.pem"][..],
-            "is not the one that was named",
+            "and not the one given",
         ),
         ("localhost", &[], "its certificate"),
         (
@@ -149,7 +149,7 @@ fn the_client_believes_the_very_certificate_that_was_named() {
     let plain = format!("http://localhost:{}", address.port());
     let (status, _, said) = ask(&plain, &[]);
     assert_eq!(status, Some(125));
-    assert!(said.contains("a server with TLS is at https://"), "{said}");
+    assert!(said.contains("a server with TLS needs https://"), "{said}");
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn a_client_that_expects_tls_says_so_where_there_is_none() {
         .output()
         .expect("airlock starts");
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("without TLS it is at http://"), "{said}");
+    assert!(said.contains("without TLS it needs http://"), "{said}");
 }
 
 #[test]

@@ -764,7 +764,7 @@ fn whoever_looks_where_nothing_is_is_told_so_and_leaves_nothing() {
         let output = airlock(&state, &words);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(
-            output.status.code() == Some(125) && said.contains("there is no state"),
+            output.status.code() == Some(125) && said.contains("holds no state"),
             "{words:?}: {said}"
         );
         assert!(!state.exists(), "{words:?}");

@@ -49,7 +49,7 @@ impl NodeSettings {
                 .default_timeout
                 .unwrap_or(usual.default_timeout)
                 .min(max_timeout),
-            max_timeout: max_timeout,
+            max_timeout,
             max_request_bytes: node.max_request_bytes.unwrap_or(usual.max_request_bytes),
         }
     }

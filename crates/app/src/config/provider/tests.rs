@@ -310,12 +310,12 @@ fn mistakes_name_the_key_the_file_and_the_remedy() {
         (
             format!("{x}forward_headers = [\"Authorization\"]"),
             "`provider.x.forward_headers` in `/c.toml` cannot",
-            "a program",
+            "programs may not",
         ),
         (
             format!("{x}forward_headers = [\"x-forwarded-for\"]"),
             "`provider.x.forward_headers` in `/c.toml` cannot",
-            "a",
+            "programs may not",
         ),
         (
             format!("{x}forward_headers = [\"a b\"]"),
