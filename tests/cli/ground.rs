@@ -1,7 +1,10 @@
 //! A folder that is staged by a run: as whoever runs the tests and as an ordinary user, for each kind of layer.
 
 use crate::{Answer, World};
-use rustix::process::{Pid, Signal};
+use rustix::{
+    event::{PollFd, PollFlags},
+    process::{Pid, PidfdFlags, Signal},
+};
 use serde_json::Value;
 use std::{
     collections::BTreeMap,
@@ -219,7 +222,13 @@ impl Begun<'_> {
             let inside = numbers.and_then(|numbers| numbers.split_whitespace().last());
             inside == Some("1") && namespace(*pid).as_ref() == Some(&sandbox)
         };
-        kill(processes().find(is_first).expect("the sandbox has one"));
+        let first = processes().find(is_first).expect("the sandbox has one");
+        let first = Pid::from_raw(first).expect("a process");
+        let pidfd = rustix::process::pidfd_open(first, PidfdFlags::empty()).expect("it is there");
+        rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).expect("it is there");
+        // Its program would see the end of its input, which comes next, if it still lived then.
+        let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
+        rustix::event::poll(&mut ended, None).expect("it ends");
         self.wait()
     }
 
