@@ -34,9 +34,9 @@ fuzz_target!(|input: &[u8]| {
     assert_eq!(read(TarReader::new(pieces), bytes.len()), whole, "in pieces");
 });
 
-type Found = (Vec<(TarHeader, Vec<u8>)>, Option<String>);
+type Unpacked = (Vec<(TarHeader, Vec<u8>)>, Option<String>);
 
-fn read<R: TarInput>(mut tar: TarReader<R>, most: usize) -> Found {
+fn read<R: TarInput>(mut tar: TarReader<R>, most: usize) -> Unpacked {
     let mut found = Vec::new();
     loop {
         match tar.next() {

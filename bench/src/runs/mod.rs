@@ -175,7 +175,7 @@ fn check_names(only: &[String]) -> Result<(), Failure> {
     let names = rows::names();
     match only.iter().find(|name| !names.contains(name)) {
         Some(wrong) => Err(Failure {
-            message: format!("no row is called `{wrong}`"),
+            message: format!("there is no row `{wrong}`"),
             hint: format!("the rows are {}", names.join(", ")),
         }),
         None => Ok(()),

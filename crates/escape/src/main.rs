@@ -148,7 +148,7 @@ fn chosen(only: &[String]) -> Result<Vec<&'static Case>, ErrorInfo> {
     if let Some(unknown) = only.iter().find(|word| !is_known(word)) {
         return Err(ErrorInfo {
             code: ErrorCode::InvalidSpec,
-            message: format!("no case or group is called `{}`", unknown.escape_debug()),
+            message: format!("there is no case or group `{}`", unknown.escape_debug()),
             hint: Some("`airlock escape-test --list` shows them".to_owned()),
         });
     }
@@ -216,7 +216,7 @@ mod tests {
         );
         assert_eq!(
             ids(&["Q"]).unwrap_err().message,
-            "no case or group is called `Q`"
+            "there is no case or group `Q`"
         );
     }
 }

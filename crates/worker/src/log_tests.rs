@@ -6,9 +6,9 @@ use std::{
 
 /// A place that keeps what was written.
 #[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Vec<u8>>>);
+struct LogBuffer(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Kept {
+impl Write for LogBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0
             .lock()
@@ -21,7 +21,7 @@ impl Write for Kept {
     }
 }
 
-impl Kept {
+impl LogBuffer {
     fn lines(&self) -> Vec<String> {
         let bytes = self.0.lock().unwrap().clone();
         String::from_utf8(bytes)
@@ -32,8 +32,8 @@ impl Kept {
     }
 }
 
-fn log(format: LogFormat) -> (Log, Kept) {
-    let kept = Kept::default();
+fn log(format: LogFormat) -> (Log, LogBuffer) {
+    let kept = LogBuffer::default();
     (Log::new(format, kept.clone()).unwrap(), kept)
 }
 

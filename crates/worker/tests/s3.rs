@@ -422,12 +422,12 @@ enum Manner {
 }
 
 /// What a server has, by key: bytes and their type.
-type Held = BTreeMap<String, (Vec<u8>, String)>;
+type StoredObjects = BTreeMap<String, (Vec<u8>, String)>;
 
 /// A FAKE of Google's server, and of servers like Amazon's that have faults: the three calls that we make. Keys are what an
 /// address says, decoded once.
 #[derive(Clone)]
-struct Fake(Arc<Mutex<Held>>, Manner);
+struct Fake(Arc<Mutex<StoredObjects>>, Manner);
 
 impl Fake {
     fn new(manner: Manner) -> Fake {

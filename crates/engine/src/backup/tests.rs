@@ -608,12 +608,12 @@ fn a_byte_that_was_changed_is_found() {
 
 /// Checks that only permitted paths are passed on.
 #[derive(Default)]
-struct Seen {
+struct PathSink {
     paths: std::collections::BTreeSet<String>,
     left: u64,
 }
 
-impl Sink for Seen {
+impl Sink for PathSink {
     fn begin(&mut self, path: &str, size: u64) -> Result<(), BackupError> {
         let names: Vec<_> = path.split('/').collect();
         assert!(
@@ -677,7 +677,7 @@ proptest::proptest! {
             bytes.extend(more);
         }
         bytes.truncate(cut.max(512));
-        let mut seen = Seen::default();
+        let mut seen = PathSink::default();
         if let Ok(report) = check(&bytes[..], &mut seen) {
             assert_eq!(report.files, seen.paths.len() as u64);
         }

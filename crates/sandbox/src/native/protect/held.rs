@@ -474,7 +474,7 @@ fn copy_back(held: &OwnedFd, from: &str, parent: &OwnedFd, to: &OsStr) -> io::Re
 pub fn discard_held(state: &Path, run: &str) -> io::Result<()> {
     let held = open_own(&state.join(HELD))?;
     if beneath::look(&held, run)?.is_none() {
-        return Err(io::Error::other("nothing is held of such a run"));
+        return Err(io::Error::other("nothing is held back from this run"));
     }
     if state
         .join(HELD)

@@ -269,7 +269,7 @@ async fn a_timeout_is_a_result_and_time_and_profile_come_from_whoever_says_somet
     world.invoke_with("late", "d", json!({}));
     world.idle().await;
     let seen = |id: &str, seconds, profile| {
-        let expected = fake_executor::Seen {
+        let expected = fake_executor::SeenCall {
             id: id.to_owned(),
             time: Duration::from_secs(seconds),
             profile,
@@ -464,7 +464,7 @@ async fn a_call_that_waited_begins_by_what_the_manifest_says_then() {
         ("same", 20, ToolProfile::Permissive),
         ("strict", 5, ToolProfile::Restrictive),
     ] {
-        let expected = fake_executor::Seen {
+        let expected = fake_executor::SeenCall {
             id: id.to_owned(),
             time: Duration::from_secs(seconds),
             profile,

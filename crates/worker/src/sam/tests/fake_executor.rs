@@ -7,7 +7,7 @@ pub(super) struct FakeCalls(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    begun: Mutex<Vec<Seen>>,
+    begun: Mutex<Vec<SeenCall>>,
     running: Mutex<(usize, usize)>,
     let_go: Mutex<BTreeSet<String>>,
     woken: Notify,
@@ -16,7 +16,7 @@ struct Inner {
 
 /// What a call was ordered.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Seen {
+pub(super) struct SeenCall {
     pub(super) id: String,
     pub(super) time: Duration,
     pub(super) profile: ToolProfile,
@@ -49,7 +49,7 @@ impl FakeCalls {
             .collect()
     }
 
-    pub(super) fn seen(&self, id: &str) -> Seen {
+    pub(super) fn seen(&self, id: &str) -> SeenCall {
         locked(&self.0.begun)
             .iter()
             .find(|seen| seen.id == id)
@@ -124,7 +124,7 @@ impl Executor for FakeCalls {
         statuses: mpsc::Sender<String>,
     ) -> CompletedCall {
         let id = order.invoke.id.clone();
-        locked(&self.0.begun).push(Seen {
+        locked(&self.0.begun).push(SeenCall {
             id: id.clone(),
             time: order.time,
             profile: order.profile,

@@ -10,12 +10,12 @@ use std::{
 
 #[test]
 fn many_runs_at_once_all_succeed_and_leave_nothing() {
-    let bench = Bench::new("crowd");
+    let bench = Bench::new("many");
     let count = if full() { 50 } else { 20 };
     let shared = bench.workspace("shared");
     let started: Vec<_> = (0..count)
         .map(|number| {
-            let run = bench.run_id("crowd");
+            let run = bench.run_id("many");
             let mut command = bench.airlock("run");
             command.args(["--json", "--run-id", &run]);
             // Every other one in the same workspace.
