@@ -233,8 +233,9 @@ impl Begun<'_> {
     }
 
     fn wait(mut self) -> Answer {
-        drop(self.input);
         io::copy(&mut self.output, &mut io::sink()).expect("it can be read");
+        // Before, a program that is about to be killed could end by itself.
+        drop(self.input);
         let output = self.child.wait_with_output().expect("it ends");
         self.ground.world.answer(&output)
     }

@@ -32,6 +32,9 @@ const LIST_FILE: &str = "base";
 /// The most names, and their bytes together: the list is held in memory.
 const MAX_NAMES: usize = 1_000_000;
 const MAX_NAME_BYTES: usize = 128 << 20;
+/// How many names are looked at between two checks for cancellation: a check asks for the free space, too, which takes
+/// as long as a name.
+const NAMES_BETWEEN_CHECKS: usize = 64;
 
 /// Why a layer could not be created.
 #[derive(Debug)]
@@ -276,7 +279,9 @@ pub(super) fn survey(
     let (mut survey, mut entries, mut name_bytes) = (Survey::default(), Vec::new(), 0);
     survey.foreign = (owner != mapped).then(PathBuf::new);
     while let Some(next) = walk.next() {
-        goes_on()?;
+        if entries.len() % NAMES_BETWEEN_CHECKS == 0 {
+            goes_on()?;
+        }
         let entry = match next {
             Ok(entry) => entry,
             Err(error) => {

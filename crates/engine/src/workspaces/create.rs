@@ -108,7 +108,7 @@ pub(super) fn make(
     let made = quota::sum(state, info.owner.as_deref()).and_then(|before| {
         let watch = |disk_bytes| match is_cancelled() {
             true => Err(CreateError::Cancelled),
-            false => reservation.check(state, before, disk_bytes),
+            false => quota::check_quota(state, before, reservation.grow_to(disk_bytes)),
         };
         fill_layer(&new, &from, spec, &mut info, &watch)
     });

@@ -16,15 +16,12 @@ use std::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
 
 /// The quota of one owner.
 pub(super) const MAX_OWNER_BYTES: u64 = 64 << 30;
 const SIZE_FILE: &str = "room";
-/// How often free space is looked at while a layer is made: not at each of its names, and often
-/// enough that no copy fills a disk in between.
-const SPACE_INTERVAL: Duration = Duration::from_millis(5);
 /// How long an unused layer of a key is kept.
 const RETENTION: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
@@ -85,8 +82,6 @@ pub(super) struct LayerReservation {
     /// The size of other layers that were recorded before this reservation began.
     before: u64,
     own: AtomicU64,
-    /// When free space was looked at last.
-    looked_at: Mutex<Option<Instant>>,
 }
 
 fn pending_by_owner() -> MutexGuard<'static, BTreeMap<QuotaKey, PendingLayers>> {
@@ -104,35 +99,7 @@ impl LayerReservation {
             before: pending.before,
             key,
             own: AtomicU64::new(0),
-            looked_at: Mutex::new(None),
         }
-    }
-
-    /// Whether the layer may grow to this size, beside `before` bytes of other layers.
-    pub(super) fn check(
-        &self,
-        state: &Path,
-        before: u64,
-        disk_bytes: u64,
-    ) -> Result<(), CreateError> {
-        check_quota(before, self.grow_to(disk_bytes))?;
-        if self.is_time_to_look() {
-            return check_space(state);
-        }
-        Ok(())
-    }
-
-    /// Whether free space was not looked at for a while.
-    fn is_time_to_look(&self) -> bool {
-        let mut looked_at = self
-            .looked_at
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let is_due = looked_at.is_none_or(|at| at.elapsed() >= SPACE_INTERVAL);
-        if is_due {
-            *looked_at = Some(Instant::now());
-        }
-        is_due
     }
 
     /// Sets the size of this layer; returns its size together with all others that are not in the
@@ -172,23 +139,20 @@ impl Drop for LayerReservation {
     }
 }
 
-fn check_quota(before: u64, copy: u64) -> Result<(), CreateError> {
+/// Whether a copy of this size may grow, beside `before` bytes of other layers.
+pub(super) fn check_quota(state: &Path, before: u64, copy: u64) -> Result<(), CreateError> {
     if before.saturating_add(copy) >= MAX_OWNER_BYTES {
         let most = MAX_OWNER_BYTES >> 30;
         return Err(CreateError::NoRoom(format!(
             "workspaces of one owner take no more than {most} GiB together"
         )));
     }
-    Ok(())
-}
-
-fn check_space(state: &Path) -> Result<(), CreateError> {
-    if disk_space::is_short(state) {
-        return Err(CreateError::NoRoom(
+    match disk_space::is_short(state) {
+        true => Err(CreateError::NoRoom(
             "the disk of the state folder has too little room".to_owned(),
-        ));
+        )),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 /// Whether a layer of a key has expired. Layers of the command line do not expire.
