@@ -1282,6 +1282,7 @@ mod tests {
         (held, engine)
     }
 
+    #[allow(clippy::zombie_processes, reason = "what is tested here reaps it")]
     fn a_program() -> Child {
         let child = Process::new("sleep").arg("600").spawn().unwrap();
         let pid = child.id() as i32;
