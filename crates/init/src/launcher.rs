@@ -1402,6 +1402,7 @@ mod tests {
         (entry, engine)
     }
 
+    #[allow(clippy::zombie_processes, reason = "what is tested here reaps it")]
     fn a_program() -> ChildProcess {
         let child = Process::new("sleep").arg("600").spawn().unwrap();
         let pid = child.id() as i32;
