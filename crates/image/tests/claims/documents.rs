@@ -237,13 +237,13 @@ fn of_several_platforms_this_machines_is_taken_and_its_absence_is_told() {
     );
     let elsewhere = refused(&with_index(&[], json!([other, note])));
     assert!(
-        elsewhere.contains("it is for linux/s390x") && elsewhere.contains(HERE),
+        elsewhere.contains("but for linux/s390x") && elsewhere.contains(HERE),
         "{elsewhere}"
     );
     let mut foreign = small();
     foreign.architecture = "s390x".to_owned();
-    assert!(refused(&foreign.oci()).contains("it is for linux/s390x"));
-    assert!(refused(&foreign.saved(&[])).contains("it is for linux/s390x"));
+    assert!(refused(&foreign.oci()).contains("but for linux/s390x"));
+    assert!(refused(&foreign.saved(&[])).contains("but for linux/s390x"));
 }
 
 #[test]
