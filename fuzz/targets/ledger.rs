@@ -5,7 +5,7 @@
 
 #![no_main]
 
-use doors::ledger::{Head, LedgerReader};
+use doors::ledger::{ChainHead, LedgerReader};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
@@ -28,7 +28,7 @@ fuzz_target!(|input: &[u8]| {
 
 /// How many lines were believed, and whether that were all.
 fn believed(text: &[u8]) -> (u64, bool) {
-    let mut reader = LedgerReader::new(text, Head::default());
+    let mut reader = LedgerReader::new(text, ChainHead::default());
     loop {
         match reader.next_record() {
             Ok(Some(row)) => assert!(row.n > 0),

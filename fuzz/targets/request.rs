@@ -159,7 +159,7 @@ fn check_admitted(spec: &RunSpec) {
         assert!(!value.as_bytes().contains(&0));
     }
     let walled = matches!(spec.sandbox.network, Network::Doors | Network::Open);
-    assert!(walled || spec.sandbox.doors.is_empty() && spec.sandbox.passing.is_none());
+    assert!(walled || spec.sandbox.doors.is_empty() && spec.sandbox.transparent_ports.is_none());
     assert!(walled || spec.grants.egress.is_none());
 }
 
