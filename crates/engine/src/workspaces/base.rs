@@ -279,7 +279,7 @@ pub(super) fn survey(
     let (mut survey, mut entries, mut name_bytes) = (Survey::default(), Vec::new(), 0);
     survey.foreign = (owner != mapped).then(PathBuf::new);
     while let Some(next) = walk.next() {
-        if entries.len() % NAMES_BETWEEN_CHECKS == 0 {
+        if entries.len().is_multiple_of(NAMES_BETWEEN_CHECKS) {
             goes_on()?;
         }
         let entry = match next {
