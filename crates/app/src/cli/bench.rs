@@ -107,7 +107,7 @@ fn order(options: Options, global: &Global, env: &ProcessEnv) -> Result<Value, F
             "pool": pool,
             // Short enough to be typed again.
             "seed": options.seed.unwrap_or(clock % 1_000_000),
-            "airlock": separate_program::own_path()?,
+            "airlock": separate_program::own_path_text()?,
             "docker_socket": docker.unwrap_or_default(),
             "podman_socket": socket(&config.podman),
             "image_size": options.image_size.map(|size| size.0),

@@ -71,7 +71,7 @@ fn order(options: &Options, global: &Global, env: &ProcessEnv) -> Result<Value, 
     global.refuse_server(env)?;
     Ok(json!({
         "sources": engine::SOURCES,
-        "airlock": separate_program::own_path()?,
+        "airlock": separate_program::own_path_text()?,
         "json": options.json,
         "only": options.only,
         "list": options.list,

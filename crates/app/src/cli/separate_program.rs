@@ -12,6 +12,20 @@ pub(super) fn own_path() -> Result<PathBuf, Failure> {
         .map_err(|error| Failure::internal(format!("cannot find this program's own file: {error}")))
 }
 
+/// The same as text, for an order as JSON.
+pub(super) fn own_path_text() -> Result<String, Failure> {
+    own_path()?.into_os_string().into_string().map_err(|path| {
+        let path = path.to_string_lossy().into_owned();
+        Failure::invalid(
+            format!(
+                "the path of this program, `{}`, is not UTF-8",
+                path.escape_debug()
+            ),
+            "move `airlock` and the programs beside it to a folder whose path is UTF-8",
+        )
+    })
+}
+
 /// Replaces this process by the program `name` in the folder of this executable, never by one from `PATH`. Its arguments are
 /// `subcommand`, if any, and the order as JSON. Returns only if that fails.
 pub(super) fn exec(name: &str, subcommand: Option<&str>, order: &impl Serialize) -> Failure {

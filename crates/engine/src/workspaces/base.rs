@@ -19,7 +19,7 @@ use std::{
     ffi::{OsStr, OsString},
     fmt::Write as _,
     fs::File,
-    io::{self, Read, Write},
+    io::{self, BufRead, BufReader, Write},
     os::{
         fd::AsFd,
         unix::ffi::{OsStrExt, OsStringExt},
@@ -85,17 +85,22 @@ pub(super) fn read_again(
     layer: impl AsFd,
     known: Option<KnownBaseline>,
 ) -> io::Result<KnownBaseline> {
-    let mut file = File::from(tree::open(layer, LIST_FILE, OFlags::RDONLY)?);
+    let file = File::from(tree::open(layer, LIST_FILE, OFlags::RDONLY)?);
     let version = Version::of(&rustix::fs::fstat(&file)?);
     if let Some(known) = known.filter(|known| known.file == version) {
         return Ok(known);
     }
-    let mut text = String::new();
-    file.read_to_string(&mut text)?;
     let broken = || io::Error::new(io::ErrorKind::InvalidData, "the list is not whole");
-    let entries = text.lines().map(|line| parse(line).ok_or_else(broken));
+    let mut lines = BufReader::with_capacity(1 << 16, file);
+    let mut base = Baseline::new();
+    let mut line = String::new();
+    while lines.read_line(&mut line)? > 0 {
+        let (path, entry) = parse(line.trim_end_matches('\n')).ok_or_else(broken)?;
+        base.insert(path, entry);
+        line.clear();
+    }
     Ok(KnownBaseline {
-        base: entries.collect::<io::Result<_>>()?,
+        base,
         file: version,
     })
 }

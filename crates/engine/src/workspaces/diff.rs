@@ -586,8 +586,11 @@ fn hold_folders_of_held(assessed: &mut [AssessedChange]) {
     let mut held_in: BTreeMap<PathBuf, (PathBuf, Option<HoldReason>)> = BTreeMap::new();
     for held in assessed.iter().map(|one| &one.change).filter(is_held) {
         for folder in held.path.ancestors().skip(1) {
-            let first = held_in.entry(folder.to_owned());
-            first.or_insert_with(|| (held.path.clone(), held.why));
+            // A folder that is listed has all folders above it listed, too.
+            if held_in.contains_key(folder) {
+                break;
+            }
+            held_in.insert(folder.to_owned(), (held.path.clone(), held.why));
         }
     }
     for change in assessed.iter_mut().map(|one| &mut one.change) {

@@ -406,12 +406,17 @@ pub(super) fn can_hold(folder: impl AsFd) -> Result<(), String> {
     tried.map_err(|source| format!("its file system takes no extended attributes: {source}"))
 }
 
-/// Whether no kernel that runs Airlock refuses an overlay over this folder once it is tried. Kernels
-/// before 5.11 let no ordinary user mount one, and overlays lie over each other only so often.
+/// Whether every kernel that runs Airlock mounts an overlay over this folder. Kernels before 5.11 let
+/// no ordinary user mount one.
 pub(super) fn is_sure(folder: impl AsFd) -> bool {
     let found = rustix::fs::fstatfs(folder).map(|found| found.f_type as u64 & 0xffff_ffff);
-    let is_overlay = found.is_ok_and(|kind| kind == OVERLAY);
-    !is_overlay && (rustix::process::geteuid().is_root() || lets_users_mount())
+    found.is_ok_and(is_common_lower) && (rustix::process::geteuid().is_root() || lets_users_mount())
+}
+
+/// Whether overlays are known to mount over a file system of this type. The kernel refuses those that
+/// ignore letter case (FAT, exFAT, CIFS), and limits how deep overlays are stacked.
+fn is_common_lower(file_system: u64) -> bool {
+    [EXT, XFS, BTRFS, F2FS, TMPFS].contains(&file_system)
 }
 
 fn lets_users_mount() -> bool {
@@ -422,9 +427,27 @@ fn lets_users_mount() -> bool {
     number().zip(number()) >= Some((5, 11))
 }
 
+const EXT: u64 = 0xef53;
+const XFS: u64 = 0x5846_5342;
+const BTRFS: u64 = 0x9123_683e;
+const F2FS: u64 = 0xf2f5_2010;
+const TMPFS: u64 = 0x0102_1994;
 const NFS: u64 = 0x6969;
 const P9: u64 = 0x0102_1997;
 const FAT: u64 = 0x4d44;
 const EXFAT: u64 = 0x2011_bab0;
 const FUSE: u64 = 0x6573_5546;
 const OVERLAY: u64 = 0x794c_7630;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_systems_that_ignore_letter_case_are_copied_where_that_is_possible() {
+        assert!(is_common_lower(EXT) && is_common_lower(TMPFS));
+        for refused in [FAT, EXFAT, OVERLAY, 0xff53_4d42] {
+            assert!(!is_common_lower(refused), "{refused:#x}");
+        }
+    }
+}

@@ -366,6 +366,8 @@ impl WorkspaceCleaner<'_> {
     /// Folders that were unreadable before are not the program's.
     fn take_unread(&mut self, workspace: BorrowedFd<'_>, unread: walk::UnreadFolders) {
         self.findings.problem_count += unread.more;
+        // The paths of these are not known: the next sweep looks again.
+        self.findings.unfinished |= unread.more > 0;
         for (path, why) in unread.folders {
             if self.start.unread.contains(&path) {
                 continue;
