@@ -320,7 +320,7 @@ fn what_stands_in_the_way_is_said_in_the_commands_own_words() {
         ),
         (
             &["run", "--workspace", ".", "--", "true"],
-            "with a server, --workspace names a folder of the server",
+            "with a server, --workspace is a folder on the server's machine",
         ),
         (&["run", "--workspace", "/root", "--", "true"], ""),
         (

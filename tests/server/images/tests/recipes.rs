@@ -37,7 +37,7 @@ fn key(text: &str) -> String {
     if text.contains(REFERENCE_AGENT.0) {
         hash.update(REFERENCE_AGENT.1);
     }
-    for file in ["mod", "pack", "script", "workshop"] {
+    for file in ["archive", "environment", "mod", "script"] {
         hash.update(
             fs::read(repository().join(format!("crates/image/src/build/{file}.rs")))
                 .expect("a source"),
@@ -350,7 +350,7 @@ fn what_is_no_recipe_is_refused_before_anything_is_built() {
         ),
         (
             &["base-tools", "--output", "secret"],
-            "cannot make `secret`",
+            "cannot create `secret`",
         ),
     ];
     for (arguments, words) in cases {

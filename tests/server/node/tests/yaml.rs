@@ -171,7 +171,10 @@ fn images_that_are_not_listed_and_models_that_are_not_given_are_refused() {
 #[test]
 fn what_cannot_be_honoured_stops_the_start() {
     for (yaml, why) in [
-        ("orchestrator: {url: 'http://o'}", "registers with nobody"),
+        (
+            "orchestrator: {url: 'http://o'}",
+            "does not register itself",
+        ),
         (
             "sandbox: {security: {allow_privileged: true}}",
             "sandbox.security.allow_privileged",

@@ -156,7 +156,7 @@ fn no_target(path: &[u8], promised_by: &str, why: &str) -> EntryError {
         _ => format!("`{}` ", String::from_utf8_lossy(path).escape_default()),
     };
     EntryError::new(format!(
-        "the way to the model is promised_by ({promised_by}), but the socket {path}cannot be used: {why}; mount the \
+        "the way to the model is promised ({promised_by}), but the socket {path}cannot be used: {why}; mount the \
          folder with the socket, or unset the variable"
     ))
 }
