@@ -84,7 +84,8 @@ const SHUTDOWN_MARGIN: Duration = Duration::from_secs(12);
 /// Interval of the removal of expired data.
 const CLEANUP_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Limit of JSON request bodies that are being received, in bytes, over all connections.
+/// Limit of JSON request bodies that are being received or wait to be parsed, in bytes, over all
+/// connections.
 const MAX_BODY_BYTES: usize = 256 << 20;
 /// The same for one tenant.
 const MAX_BODY_BYTES_PER_TENANT: usize = MAX_BODY_BYTES / 4;
@@ -184,7 +185,7 @@ struct Inner {
     jobs: jobs::Jobs,
     sandboxes: sandboxes::SandboxRegistry,
     pty_viewers: sandboxes::PtyViewers,
-    /// Bytes of request bodies that are being received.
+    /// Bytes of request bodies that are being received or wait to be parsed.
     body_bytes: fair_share::FairShareLimiter,
     /// Bytes of responses that clients have not read yet.
     response_bytes: fair_share::FairShareLimiter,
