@@ -175,6 +175,7 @@ struct Inner {
     refusals: audit::RefusalLimiter,
     reserve: DiskReserve,
     cpu_work_locks: tenants::TenantLocks,
+    git_imports: tenants::TenantLocks,
     database: Arc<ServerDatabase>,
     writer: db_writer::DatabaseWriter,
     durable_writer: db_writer::DatabaseWriter,
@@ -241,6 +242,7 @@ impl Gateway {
             policy,
             reserve: DiskReserve::of(&state),
             cpu_work_locks: tenants::TenantLocks::default(),
+            git_imports: tenants::TenantLocks::default(),
             state,
             hosts,
             folders: folders
@@ -872,6 +874,11 @@ impl Gateway {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
         cpu_work::run(&self.0.cpu_work_locks, tenant, work).await
+    }
+
+    /// Each tenant imports the git commits of one workspace at a time.
+    pub(crate) fn git_imports(&self) -> &tenants::TenantLocks {
+        &self.0.git_imports
     }
 
     pub(crate) fn refusals(&self) -> &audit::RefusalLimiter {
