@@ -174,6 +174,8 @@ pub struct CommitOutcome {
     pub left: Vec<UnappliedChange>,
     /// Whether the layer was removed: all changes were committed, and nobody used it.
     pub discarded: bool,
+    /// Whether a sandbox used the layer meanwhile.
+    pub in_use: bool,
     /// Notes for the user.
     pub notes: Vec<String>,
     /// The paths of the folder that are now as the program left them.
@@ -480,6 +482,15 @@ pub fn find(state: &Path, id: &Id) -> Result<Layer, LayerError> {
     Ok(OpenLayer::open(state, id)?.listed())
 }
 
+/// Whether there is a layer of this id; an error if that cannot be found out.
+pub fn exists(state: &Path, id: &Id) -> Result<bool, LayerError> {
+    match OpenLayer::open(state, id) {
+        Ok(_) => Ok(true),
+        Err(LayerError::Absent { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// All layers of a state folder, the oldest first.
 pub fn list(state: &Path) -> Result<Vec<Layer>, LayerError> {
     let layers = match open_layers(state, false) {
@@ -577,6 +588,7 @@ fn commit_without(
         applied: outcome.applied,
         left,
         discarded,
+        in_use: alone.is_none(),
         notes: plan_execution::notes(outcome.attributes_left + before.attributes_left),
         applied_paths: AppliedPaths::of(AppliedFacts {
             base,
@@ -590,6 +602,15 @@ fn commit_without(
 /// Removes a layer with its changes. First completes a commit that a crash interrupted. Refused
 /// while a sandbox uses it.
 pub fn discard(state: &Path, id: &Id) -> Result<(), LayerError> {
+    discard_after(state, id, || Ok(()))
+}
+
+/// The same, once `before` has succeeded; nobody uses the layer while it runs.
+pub fn discard_after(
+    state: &Path,
+    id: &Id,
+    before: impl FnOnce() -> Result<(), LayerError>,
+) -> Result<(), LayerError> {
     let opened = OpenLayer::open(state, id)?;
     let exclusive = FlockOperation::NonBlockingLockExclusive;
     // No engine uses it, no sandbox that outlives its engine for a moment, and no commit.
@@ -599,9 +620,11 @@ pub fn discard(state: &Path, id: &Id) -> Result<(), LayerError> {
     opened.lock(&opened.file, exclusive)?;
     match plan_execution::complete(&opened) {
         // Without the folder there is nothing to complete.
-        Ok(_) | Err(LayerError::Elsewhere { .. }) => remove_layer(state, &opened),
-        Err(error) => Err(error),
+        Ok(_) | Err(LayerError::Elsewhere { .. }) => {}
+        Err(error) => return Err(error),
     }
+    before()?;
+    remove_layer(state, &opened)
 }
 
 /// Removes a layer that is locked exclusively.

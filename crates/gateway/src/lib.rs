@@ -84,7 +84,8 @@ const SHUTDOWN_MARGIN: Duration = Duration::from_secs(12);
 /// Interval of the removal of expired data.
 const CLEANUP_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Limit of JSON request bodies that are being received, in bytes, over all connections.
+/// Limit of JSON request bodies that are being received or wait to be parsed, in bytes, over all
+/// connections.
 const MAX_BODY_BYTES: usize = 256 << 20;
 /// The same for one tenant.
 const MAX_BODY_BYTES_PER_TENANT: usize = MAX_BODY_BYTES / 4;
@@ -174,6 +175,7 @@ struct Inner {
     refusals: audit::RefusalLimiter,
     reserve: DiskReserve,
     cpu_work_locks: tenants::TenantLocks,
+    git_imports: tenants::TenantLocks,
     database: Arc<ServerDatabase>,
     writer: db_writer::DatabaseWriter,
     durable_writer: db_writer::DatabaseWriter,
@@ -184,7 +186,7 @@ struct Inner {
     jobs: jobs::Jobs,
     sandboxes: sandboxes::SandboxRegistry,
     pty_viewers: sandboxes::PtyViewers,
-    /// Bytes of request bodies that are being received.
+    /// Bytes of request bodies that are being received or wait to be parsed.
     body_bytes: fair_share::FairShareLimiter,
     /// Bytes of responses that clients have not read yet.
     response_bytes: fair_share::FairShareLimiter,
@@ -240,6 +242,7 @@ impl Gateway {
             policy,
             reserve: DiskReserve::of(&state),
             cpu_work_locks: tenants::TenantLocks::default(),
+            git_imports: tenants::TenantLocks::default(),
             state,
             hosts,
             folders: folders
@@ -871,6 +874,11 @@ impl Gateway {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
         cpu_work::run(&self.0.cpu_work_locks, tenant, work).await
+    }
+
+    /// Each tenant imports the git commits of one workspace at a time.
+    pub(crate) fn git_imports(&self) -> &tenants::TenantLocks {
+        &self.0.git_imports
     }
 
     pub(crate) fn refusals(&self) -> &audit::RefusalLimiter {

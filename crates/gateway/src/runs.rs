@@ -15,7 +15,7 @@ use crate::{
     problem::Answer,
     tenants::{ResourceDemand, WorkKind, memory_of_run},
     trace::SpanContext,
-    wire::{RawBody, RunOrder},
+    wire::{RawBody, RunOrder, parse_object},
 };
 use active::{AcceptedRun, ActiveRun, RunMeta, WholeResult};
 use axum::{
@@ -111,9 +111,9 @@ async fn create(
     let begun_us = engine::now_us();
     caller.require(Scope::Runs)?;
     let name = idempotency_key(&headers)?.map(str::to_owned);
-    let read = |raw: &RawBody| {
-        let key = name.map(|name| (name, Sha256::digest(&raw.0).into()));
-        Ok((key, raw.json::<RunOrder>()?.into_request()?))
+    let read = |body: &[u8]| {
+        let key = name.map(|name| (name, Sha256::digest(body).into()));
+        Ok((key, parse_object::<RunOrder>(body)?.into_request()?))
     };
     let (idempotency_key, (request, stdin)) = raw.read(&gateway, &caller.tenant, read).await?;
     let mut spec = admit(&gateway, &caller, request)?;

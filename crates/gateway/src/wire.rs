@@ -30,8 +30,12 @@ const MAX_MEMBERS: usize = 65_536;
 /// After this much of a body other tasks of the event loop have a turn.
 const YIELD_BYTES: usize = 256 << 10;
 
-/// The bytes of a body, within the size limit.
-pub(crate) struct RawBody(pub(crate) Bytes);
+/// The bytes of a body, within the size limit. They count against the share of the tenant until
+/// they are parsed.
+pub(crate) struct RawBody {
+    bytes: Bytes,
+    share: FairShareGuard,
+}
 
 /// A body parsed as JSON, whatever its content type.
 pub(crate) struct JsonBody<T>(pub(crate) T);
@@ -60,7 +64,7 @@ impl FromRequest<Gateway> for RawBody {
         )
         .await
         {
-            Ok(bytes) => bytes.map(RawBody),
+            Ok(body) => body,
             Err(_) => Err(Problem::new(
                 StatusCode::REQUEST_TIMEOUT,
                 "timeout",
@@ -78,7 +82,7 @@ async fn read_body(
     max: usize,
     shares: &FairShareLimiter,
     mut share: FairShareGuard,
-) -> Answer<Bytes> {
+) -> Answer<RawBody> {
     let mut bytes = BytesMut::new();
     let mut members = MemberCounter::default();
     let mut since_yield = 0;
@@ -99,7 +103,8 @@ async fn read_body(
         shares
             .acquire(&mut share, piece.len())
             .map_err(|full: ShareExceeded| {
-                full.problem("bytes of bodies that are arriving", "try again in a moment")
+                let what = "bytes of bodies that arrive or wait to be parsed";
+                full.problem(what, "try again in a moment")
             })?;
         bytes.extend_from_slice(&piece);
         since_yield += piece.len();
@@ -108,7 +113,8 @@ async fn read_body(
             tokio::task::yield_now().await;
         }
     }
-    Ok(bytes.freeze())
+    let bytes = bytes.freeze();
+    Ok(RawBody { bytes, share })
 }
 
 /// Receives the rest of a refused body without keeping it: a client that still sends would not read
@@ -171,35 +177,46 @@ pub(crate) fn tenant_of(request: &Request) -> String {
 }
 
 impl RawBody {
-    /// Parses the body with `parse`; a long body as CPU-heavy work of the tenant's.
-    pub(crate) async fn read<T: Send + 'static>(
-        &self,
-        gateway: &Gateway,
-        tenant: &str,
-        parse: impl FnOnce(&RawBody) -> Answer<T> + Send + 'static,
-    ) -> Answer<T> {
-        if self.0.len() <= INLINE_PARSE_BYTES {
-            return parse(self);
-        }
-        let raw = RawBody(self.0.clone());
-        let parsed = gateway.compute(tenant, move || parse(&raw)).await;
-        parsed.unwrap_or_else(|| Err(blocking::failed()))
+    /// Its length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
     }
 
-    /// Parses the body as a JSON object.
-    pub(crate) fn json<T: DeserializeOwned>(&self) -> Answer<T> {
-        // serde would accept an array as the fields in order.
-        match self.0.trim_ascii_start().first() {
-            Some(b'{') => serde_json::from_slice(&self.0).map_err(|error| {
-                let message = error.to_string();
-                let field = error.is_data().then(|| field_at(&self.0, &error)).flatten();
-                match field.filter(|_| !has_field_name(&message)) {
-                    Some(field) => body_problem(&format!("`{field}`: {message}")),
-                    None => body_problem(&message),
-                }
-            }),
-            _ => Err(body_problem("it is not an object")),
+    /// Parses the body with `parse`; a long body as CPU-heavy work of the tenant's. A body that
+    /// waits for that still counts against the tenant's share.
+    pub(crate) async fn read<T: Send + 'static>(
+        self,
+        gateway: &Gateway,
+        tenant: &str,
+        parse: impl FnOnce(&[u8]) -> Answer<T> + Send + 'static,
+    ) -> Answer<T> {
+        let RawBody { bytes, share } = self;
+        if bytes.len() <= INLINE_PARSE_BYTES {
+            return parse(&bytes);
         }
+        let work = move || {
+            let parsed = parse(&bytes);
+            drop((bytes, share));
+            parsed
+        };
+        let parsed = gateway.compute(tenant, work).await;
+        parsed.unwrap_or_else(|| Err(blocking::failed()))
+    }
+}
+
+/// Parses a body as a JSON object.
+pub(crate) fn parse_object<T: DeserializeOwned>(body: &[u8]) -> Answer<T> {
+    // serde would accept an array as the fields in order.
+    match body.trim_ascii_start().first() {
+        Some(b'{') => serde_json::from_slice(body).map_err(|error| {
+            let message = error.to_string();
+            let field = error.is_data().then(|| field_at(body, &error)).flatten();
+            match field.filter(|_| !has_field_name(&message)) {
+                Some(field) => body_problem(&format!("`{field}`: {message}")),
+                None => body_problem(&message),
+            }
+        }),
+        _ => Err(body_problem("it is not an object")),
     }
 }
 
@@ -301,9 +318,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Gateway> for JsonBody<T> 
     async fn from_request(request: Request, gateway: &Gateway) -> Answer<JsonBody<T>> {
         let tenant = tenant_of(&request);
         let raw = RawBody::from_request(request, gateway).await?;
-        raw.read(gateway, &tenant, RawBody::json)
-            .await
-            .map(JsonBody)
+        raw.read(gateway, &tenant, parse_object).await.map(JsonBody)
     }
 }
 
@@ -638,10 +653,7 @@ mod tests {
     use super::*;
 
     fn order(text: &str) -> Answer<RunRequest> {
-        Ok(RawBody(Bytes::from(text.to_owned()))
-            .json::<RunOrder>()?
-            .into_request()?
-            .0)
+        Ok(parse_object::<RunOrder>(text.as_bytes())?.into_request()?.0)
     }
 
     fn message(text: &str) -> String {
@@ -662,8 +674,8 @@ mod tests {
             second: Option<u32>,
         }
         let message = |text: &str| {
-            let raw = RawBody(Bytes::copy_from_slice(text.as_bytes()));
-            serde_json::to_value(raw.json::<Two>().unwrap_err()).unwrap()["title"].clone()
+            let problem = parse_object::<Two>(text.as_bytes()).unwrap_err();
+            serde_json::to_value(problem).unwrap()["title"].clone()
         };
         assert_eq!(
             message(r#"{"first": "echo hi"}"#),
@@ -707,6 +719,7 @@ mod tests {
             let share = shares.guard("her");
             read_body(text.into(), max, &shares, share)
                 .await
+                .map(|body| body.bytes)
                 .map_err(|problem| problem.status().as_u16())
         };
         assert_eq!(
@@ -725,6 +738,58 @@ mod tests {
             arrive(5, FairShareLimiter::new(10, 10), "123456").await,
             Err(413)
         );
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_body_that_waits_for_its_turn_counts_until_it_is_parsed() {
+        let fixture = crate::workspaces::tests::Fixture::new("bodies", &[]);
+        let gateway = fixture.gateway(Vec::new());
+        let shares = gateway.body_bytes();
+        let receive = async || {
+            let body = " ".repeat(2 * INLINE_PARSE_BYTES) + "{}";
+            let share = shares.guard("her");
+            let received = read_body(body.into(), 1 << 20, shares, share).await;
+            received.ok().expect("it is within the limits")
+        };
+        // All that a tenant may have can be acquired while none of its bodies is there.
+        let is_free = || {
+            let mut all = shares.guard("her");
+            shares.acquire(&mut all, shares.max_per_tenant()).is_ok()
+        };
+        assert!(is_free(), "the control");
+        // Another piece of her work is under way.
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let (begin, begun) = tokio::sync::oneshot::channel();
+        let long = gateway.compute("her", move || {
+            begin.send(()).unwrap();
+            ends.recv().unwrap();
+        });
+        let mut long = std::pin::pin!(long);
+        tokio::select! {
+            _ = long.as_mut() => unreachable!("it was not told to end"),
+            is_begun = begun => is_begun.unwrap(),
+        }
+        let parse = |body: &[u8]| parse_object::<BTreeMap<String, String>>(body);
+        let gone = receive().await.read(&gateway, "her", parse);
+        assert!(result_now(gone).await.is_none());
+        assert!(is_free(), "a body whose client is gone is not kept");
+        let waiting = receive().await.read(&gateway, "her", parse);
+        let mut waiting = std::pin::pin!(waiting);
+        assert!(result_now(waiting.as_mut()).await.is_none());
+        assert!(!is_free(), "it waits");
+        end.send(()).unwrap();
+        let (_, parsed) = tokio::join!(long, waiting);
+        assert_eq!(parsed.ok(), Some(BTreeMap::new()));
+        assert!(is_free(), "it is parsed");
+    }
+
+    /// The result of a future, if it is there at once.
+    async fn result_now<T>(future: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            done = future => Some(done),
+            () = std::future::ready(()) => None,
+        }
     }
 
     /// A body that arrives in these pieces.
@@ -750,7 +815,7 @@ mod tests {
             let pieces = text.as_bytes().chunks(1000).map(Bytes::copy_from_slice);
             let body = axum::body::Body::new(Pieces(pieces.collect()));
             let read = read_body(body, 1 << 20, &shares, shares.guard("her")).await;
-            read.map(|bytes| assert_eq!(bytes, text)).is_ok()
+            read.map(|body| assert_eq!(body.bytes, text)).is_ok()
         };
         let list = |count: usize| format!("{{\"a\":[1{}]}}", ",1".repeat(count - 1));
         assert!(check(list(MAX_MEMBERS)).await && !check(list(MAX_MEMBERS + 1)).await);

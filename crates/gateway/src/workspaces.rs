@@ -31,6 +31,9 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 /// Number of conflicts that a refusal names; the diff has all of them.
 const MAX_NAMED: usize = 20;
+/// What is said where git commits did not arrive.
+const KEPT_FOR_COMMITS: &str =
+    "the workspace is kept until its git commits have arrived: commit it again, or discard it";
 /// Maximum size of a patch in bytes: as JSON it may double and must leave room for the names.
 const MAX_PATCH_BYTES: usize = 1 << 20;
 
@@ -326,19 +329,58 @@ async fn commit_workspace(
         only: only.into_iter().map(PathBuf::from).collect(),
         exactly,
     };
-    let brings = options.only.is_empty();
-    let (engine, runtime) = (gateway.engine().clone(), Handle::current());
+    let (of, runtime) = ((gateway.clone(), caller.tenant.clone()), Handle::current());
     json_from(&gateway, &caller, move |state| {
-        let committed = commit_response(layers::commit(state, &id, options)?);
-        let layer = layers::find(state, &id).ok();
-        // Commits of a sandbox that goes on arrive when it ends.
-        if !brings || layer.as_ref().is_some_and(|layer| layer.in_use) {
-            return Ok(committed);
+        if !options.only.is_empty() {
+            return layers::commit(state, &id, options).map(commit_response);
         }
-        let brought = runtime.block_on(engine.bring_commits(&id, layer.is_some()));
-        Ok(committed.with_commits(brought))
+        commit_all(state, &id, options, |is_layer_kept| {
+            let (gateway, tenant) = &of;
+            runtime.block_on(import_commits(gateway, tenant, &id, is_layer_kept))
+        })
     })
     .await
+}
+
+/// The kept git commits of a run or session, as far as they were imported.
+type Import = Result<Option<BroughtCommits>, ErrorInfo>;
+
+/// Imports the kept git commits, one run or session of a tenant's at a time: an import takes a
+/// sandbox and much memory.
+async fn import_commits(gateway: &Gateway, tenant: &str, id: &Id, is_layer_kept: bool) -> Import {
+    let _lock = gateway.git_imports().lock(tenant).await;
+    gateway.engine().bring_commits(id, is_layer_kept).await
+}
+
+/// Takes all files over, then the git commits that belong to them. The layer goes last: a workspace
+/// that is gone cannot be committed again.
+fn commit_all(
+    state: &FilePath,
+    id: &Id,
+    options: CommitOptions,
+    import: impl FnOnce(bool) -> Import,
+) -> Result<CommittedWorkspace, LayerError> {
+    let is_dropped = !options.keep;
+    let keep = true;
+    let outcome = layers::commit(state, id, CommitOptions { keep, ..options })?;
+    // Commits of a sandbox that goes on arrive when it ends.
+    if outcome.in_use {
+        return Ok(commit_response(outcome));
+    }
+    let is_dropped = is_dropped && outcome.left.is_empty();
+    let mut committed = commit_response(outcome);
+    let have_arrived = committed.add_commits(import(!is_dropped));
+    if !is_dropped {
+        return Ok(committed);
+    }
+    if have_arrived {
+        let dropped = layers::discard(state, id);
+        // Another request may have been faster.
+        committed.discarded = matches!(dropped, Ok(()) | Err(LayerError::Absent { .. }));
+    } else {
+        committed.notes.push(KEPT_FOR_COMMITS.to_owned());
+    }
+    Ok(committed)
 }
 
 /// Apply a session's changes to the folder while it goes on. Its layer stays; a file that is being written is named and left.
@@ -430,11 +472,13 @@ async fn discard_workspace(
     let id = find_workspace(&gateway, &caller, &id).await?.id;
     let engine = gateway.engine().clone();
     run_blocking(&gateway, &caller, move |state| {
-        layers::discard(state, &id)?;
-        let dropped = engine.discard_commits(&id);
-        dropped.map(drop).map_err(|source| LayerError::Io {
-            what: "drop what was committed".to_owned(),
-            source,
+        // The layer goes last: without it the request could not be repeated.
+        layers::discard_after(state, &id, || {
+            let dropped = engine.discard_commits(&id);
+            dropped.map(drop).map_err(|source| LayerError::Io {
+                what: "drop what was committed".to_owned(),
+                source,
+            })
         })
     })
     .await?;
@@ -571,21 +615,20 @@ fn commit_response(committed: layers::CommitOutcome) -> CommittedWorkspace {
 }
 
 impl CommittedWorkspace {
-    /// The files are in the folder: what keeps the commits from arriving is no failure of that.
-    fn with_commits(self, brought: Result<Option<BroughtCommits>, ErrorInfo>) -> Self {
-        match brought {
+    /// Adds the imported git commits; returns whether all of them have arrived. The files are in
+    /// the folder: what keeps the commits from arriving is no failure of that.
+    fn add_commits(&mut self, import: Import) -> bool {
+        match import {
             Ok(brought) => {
-                let BroughtCommits { imports, notes } = brought.unwrap_or_default();
-                CommittedWorkspace {
-                    git: imports,
-                    notes,
-                    ..self
-                }
+                let brought = brought.unwrap_or_default();
+                let have_arrived = !brought.has_failed();
+                (self.git, self.notes) = (brought.imports, brought.notes);
+                have_arrived
             }
-            Err(error) => CommittedWorkspace {
-                notes: vec![error.message],
-                ..self
-            },
+            Err(error) => {
+                self.notes = vec![error.message];
+                false
+            }
         }
     }
 }

@@ -22,7 +22,7 @@ use engine::{
     },
 };
 use file_viewer::FileViewer;
-use spec::Id;
+use spec::{ErrorInfo, Id};
 use std::{
     io::{self, Read},
     path::{Path, PathBuf},
@@ -225,9 +225,8 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
                 }
                 committed => committed.map_err(failure)?,
             };
-            let left = workspaces::find(state, &id).is_ok();
             let brought = if brings {
-                runtime.block_on(engine.bring_commits(&id, left))
+                runtime.block_on(bring_commits(&engine, &id))
             } else {
                 Ok(None)
             };
@@ -259,6 +258,13 @@ fn attempt(options: Options, global: &Global, env: &ProcessEnv) -> Result<u8, Fa
             discarded(id.as_str(), json)
         }
     }
+}
+
+/// Imports the kept git commits. Where their files are must be known, so that the advice is right.
+async fn bring_commits(engine: &Engine, id: &Id) -> Result<Option<BroughtCommits>, ErrorInfo> {
+    let is_layer_kept =
+        workspaces::exists(engine.state_folder(), id).map_err(|error| error.info())?;
+    engine.bring_commits(id, is_layer_kept).await
 }
 
 fn has_commits(engine: &Engine, id: &Id) -> bool {
@@ -532,7 +538,7 @@ fn note_unknown(unknown: &[UnappliedChange], compared: bool) {
 /// Reports a commit: applied and omitted changes, and imported git commits.
 fn report(
     committed: &CommitOutcome,
-    brought: Result<Option<BroughtCommits>, spec::ErrorInfo>,
+    brought: Result<Option<BroughtCommits>, ErrorInfo>,
     json: bool,
 ) -> Result<u8, Failure> {
     let CommitOutcome {
@@ -559,9 +565,8 @@ fn report(
         let notes = brought.notes.iter().cloned().map(Message::Note);
         message::print(&notes.collect::<Vec<_>>());
     }
-    let has_failed =
-        |import: &spec::GitImport| import.refs.is_empty() && !import.not_brought.is_empty();
-    let is_left = !left.is_empty() || imports.is_some_and(|all| all.iter().any(has_failed));
+    let has_failed = brought.as_ref().is_some_and(BroughtCommits::has_failed);
+    let is_left = !left.is_empty() || has_failed;
     Ok(u8::from(is_left))
 }
 

@@ -82,6 +82,14 @@ pub struct BroughtCommits {
     pub notes: Vec<String>,
 }
 
+impl BroughtCommits {
+    /// Whether the commits of a repository did not arrive: they are kept.
+    pub fn has_failed(&self) -> bool {
+        let failed = |one: &GitImport| one.refs.is_empty() && !one.not_brought.is_empty();
+        self.imports.iter().any(failed)
+    }
+}
+
 /// Records the references of the repositories before the program has them.
 pub(super) fn write_start(
     folder: &GitFolder,

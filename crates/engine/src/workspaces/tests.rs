@@ -774,6 +774,36 @@ fn a_session_commits_again_and_again() {
 }
 
 #[test]
+fn a_layer_that_cannot_be_read_is_not_taken_for_none() {
+    let mut place = Place::new(|_| {});
+    place.end();
+    let state = place.state();
+    assert!(exists(&state, &id()).unwrap(), "the control");
+    let info = state.join(LAYERS).join(id().as_str()).join(INFO_FILE);
+    let text = fs::read(&info).unwrap();
+    fs::write(&info, "{").unwrap();
+    assert!(matches!(exists(&state, &id()), Err(LayerError::Io { .. })));
+    fs::write(&info, text).unwrap();
+    discard(&state, &id()).unwrap();
+    assert!(!exists(&state, &id()).unwrap());
+}
+
+#[test]
+fn a_layer_is_discarded_after_what_belongs_to_it_and_only_if_nobody_uses_it() {
+    let mut place = Place::new(|_| {});
+    let state = place.state();
+    let used = discard_after(&state, &id(), || unreachable!("it is in use"));
+    assert!(matches!(used, Err(LayerError::InUse { .. })));
+    place.end();
+    let fail = || Err(failed("drop the rest")(io::ErrorKind::Other.into()));
+    let kept = discard_after(&state, &id(), fail);
+    assert!(matches!(kept, Err(LayerError::Io { .. })));
+    assert!(exists(&state, &id()).unwrap());
+    discard_after(&state, &id(), || Ok(())).unwrap();
+    assert!(!exists(&state, &id()).unwrap());
+}
+
+#[test]
 fn a_layer_in_use_is_not_discarded_and_a_name_is_taken_once() {
     let mut place = Place::new(|_| {});
     assert!(find(&place.state(), &id()).unwrap().in_use);

@@ -122,11 +122,13 @@ async fn create(
     caller.require(Scope::Runs)?;
     gateway.check_disk_space()?;
     let name = runs::idempotency_key(&headers)?.map(str::to_owned);
-    let read = |raw: &RawBody| {
-        let key = name.map(|name| (name, Sha256::digest(&raw.0).into()));
-        Ok((key, raw.json::<JobOrder>()?))
+    let read = |body: &[u8]| {
+        let key = name.map(|name| (name, Sha256::digest(body).into()));
+        let order = wire::parse_object::<JobOrder>(body)?;
+        let text = str::from_utf8(body).map_err(|_| wire::body_problem("it is not UTF-8"))?;
+        Ok((key, order, text.to_owned()))
     };
-    let (idempotency_key, order) = raw.read(&gateway, &caller.tenant, read).await?;
+    let (idempotency_key, order, text) = raw.read(&gateway, &caller.tenant, read).await?;
     let id = engine::fresh_id();
     let at_ms = engine::now().0;
     order
@@ -151,15 +153,12 @@ async fn create(
     } else {
         Ok(())
     };
-    let Ok(order) = String::from_utf8(raw.0.to_vec()) else {
-        return Err(wire::body_problem("it is not UTF-8"));
-    };
     let new = NewJobRequest {
         id: id.clone(),
         caller: caller.clone(),
         at_ms,
         terms,
-        order,
+        order: text,
         idempotency_key,
         quota_check,
     };

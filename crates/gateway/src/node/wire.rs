@@ -3,7 +3,7 @@
 use crate::{
     Gateway, Problem,
     problem::Answer,
-    wire::{RawBody, tenant_of},
+    wire::{RawBody, parse_object, tenant_of},
 };
 use axum::extract::{FromRequest, Request};
 use bytes::Bytes;
@@ -138,10 +138,10 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Gateway> for WorkerBody<T
         }
         let tenant = tenant_of(&request);
         let raw = RawBody::from_request(request, gateway).await?;
-        if raw.0.len() > max {
+        if raw.len() > max {
             Err(too_large(max))
         } else {
-            raw.read(gateway, &tenant, RawBody::json)
+            raw.read(gateway, &tenant, parse_object)
                 .await
                 .map(WorkerBody)
         }

@@ -1,7 +1,12 @@
 //! Route that keeps files of a sandbox's workspace as artifacts of its owner.
 
 use super::body::run_to_completion;
-use crate::{Caller, Gateway, Problem, Scope, path::Path, problem::Answer, wire::RawBody};
+use crate::{
+    Caller, Gateway, Problem, Scope,
+    path::Path,
+    problem::Answer,
+    wire::{RawBody, parse_object},
+};
 use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use spec::WorkspacePath;
@@ -67,7 +72,7 @@ async fn keep(
 ) -> Answer<Json<KeepResult>> {
     caller.require(Scope::Artifacts)?;
     let session = gateway.session(&caller, &id)?;
-    let request: KeepRequest = body.read(&gateway, &caller.tenant, RawBody::json).await?;
+    let request: KeepRequest = body.read(&gateway, &caller.tenant, parse_object).await?;
     if request.paths.len() > spec::MAX_ARTIFACT_PATHS {
         return Err(Problem::invalid(
             format!("`paths` has more than {} names", spec::MAX_ARTIFACT_PATHS),

@@ -1,6 +1,6 @@
 //! Extractors for JSON bodies and queries, and streaming response bodies.
 
-use crate::{Gateway, Problem, problem::Answer, wire::RawBody};
+use crate::{Gateway, Problem, problem::Answer, wire::parse_object};
 use axum::{
     body::{Body, Bytes},
     extract::{FromRequestParts, Query},
@@ -16,11 +16,11 @@ use std::{
 use tokio::sync::mpsc;
 
 /// Parses a JSON body; an empty body is an empty object.
-pub(crate) fn parse_json<T: DeserializeOwned>(body: &RawBody) -> Answer<T> {
-    if body.0.trim_ascii().is_empty() {
-        RawBody(Bytes::from_static(b"{}")).json()
+pub(crate) fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Answer<T> {
+    if body.trim_ascii().is_empty() {
+        parse_object(b"{}")
     } else {
-        body.json()
+        parse_object(body)
     }
 }
 

@@ -41,12 +41,7 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
         .routes(routes!(fork))
 }
 
-/// The idempotency key, and a digest of its request.
-fn idempotency_key(
-    headers: &HeaderMap,
-    what: &str,
-    body: &[u8],
-) -> Answer<Option<(String, Vec<u8>)>> {
+fn idempotency_key(headers: &HeaderMap) -> Answer<Option<String>> {
     let Some(key) = headers.get("idempotency-key") else {
         return Ok(None);
     };
@@ -61,12 +56,17 @@ fn idempotency_key(
             hint,
         ));
     };
+    Ok(Some(key.to_owned()))
+}
+
+/// The digest of a request, by which a repetition is known.
+fn digest(what: &str, body: &[u8]) -> Vec<u8> {
     let digest = Sha256::new()
         .chain_update(what)
         .chain_update([0])
         .chain_update(body)
         .finalize();
-    Ok(Some((key.to_owned(), digest.to_vec())))
+    digest.to_vec()
 }
 
 fn created(entry: &SandboxEntry) -> Response {
@@ -97,14 +97,18 @@ async fn create(
     body: RawBody,
 ) -> Answer<Response> {
     caller.require(Scope::Sandboxes)?;
-    let (options, run) = body.read(&gateway, &caller.tenant, parse_order).await?;
+    let key = idempotency_key(&headers)?;
+    let read = |body: &[u8]| {
+        let idempotency = key.map(|key| (key, digest("create", body)));
+        Ok((idempotency, parse_order(body)?))
+    };
+    let (idempotency, (options, run)) = body.read(&gateway, &caller.tenant, read).await?;
     check_labels(&options.labels)?;
     let request = SessionRequest {
         run: host_paths::admit(&gateway, &caller, run)?,
         idle: optional_duration(options.idle_timeout.as_ref(), "idle_timeout")?,
         lifetime: optional_duration(options.lifetime.as_ref(), "lifetime")?,
     };
-    let idempotency = idempotency_key(&headers, "create", &body.0)?;
     let new_sandbox = NewSandbox {
         is_of_admin: caller.is_admin(),
         owner: caller.tenant,
@@ -133,7 +137,7 @@ fn read<T: DeserializeOwned>(fields: &RawFields) -> Answer<T> {
 }
 
 /// The options of a sandbox are those of a run and its lifetime options.
-fn parse_order(body: &RawBody) -> Answer<(LifetimeOptions, RunRequest)> {
+fn parse_order(body: &[u8]) -> Answer<(LifetimeOptions, RunRequest)> {
     let mut fields: RawFields = parse_json(body)?;
     let own = ["idle_timeout", "lifetime", "labels"];
     let own: RawFields = own
@@ -309,7 +313,13 @@ async fn fork(
     body: RawBody,
 ) -> Answer<Response> {
     let session = gateway.session(&caller, &id)?;
-    let options: LifetimeOptions = parse_json(&body)?;
+    let key = idempotency_key(&headers)?;
+    let what = format!("fork {id}");
+    let read = move |body: &[u8]| {
+        let idempotency = key.map(|key| (key, digest(&what, body)));
+        Ok((idempotency, parse_json::<LifetimeOptions>(body)?))
+    };
+    let (idempotency, options) = body.read(&gateway, &caller.tenant, read).await?;
     check_labels(&options.labels)?;
     // Without inputs: they are in the copied workspace in their current state.
     let mut request = gateway.entry(&caller, &id)?.request()?;
@@ -320,7 +330,6 @@ async fn fork(
     // A host folder is not shared: the fork has its own copy.
     request.run.workspace = None;
     request.run.run_id = None;
-    let idempotency = idempotency_key(&headers, &format!("fork {id}"), &body.0)?;
     let new_sandbox = NewSandbox {
         is_of_admin: caller.is_admin(),
         owner: caller.tenant,
@@ -345,9 +354,8 @@ mod tests {
             serde_json::json!({ "a": "b" }),
             "the control: the parser takes it for what it quotes"
         );
-        let body =
-            RawBody(format!(r#"{{"labels":{labels},"lifetime":"1h","network":"none"}}"#).into());
-        let (options, _) = parse_order(&body).unwrap();
+        let body = format!(r#"{{"labels":{labels},"lifetime":"1h","network":"none"}}"#);
+        let (options, _) = parse_order(body.as_bytes()).unwrap();
         let query = (
             "$serde_json::private::RawValue".to_owned(),
             r#"{"a":"b"}"#.to_owned(),
@@ -362,7 +370,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_told_without_a_place() {
         let told = |body: &'static str| {
-            serde_json::to_string(&parse_order(&RawBody(body.into())).unwrap_err()).unwrap()
+            serde_json::to_string(&parse_order(body.as_bytes()).unwrap_err()).unwrap()
         };
         let message = told(r#"{"lifetime":[],"labels":7}"#);
         assert!(

@@ -261,6 +261,54 @@ async fn what_there_is_no_room_to_do_or_to_tell_is_not_done() {
 }
 
 #[test]
+fn a_layer_is_kept_until_its_commits_have_arrived() {
+    let fixture = Fixture::new("commits", &[("hers", Some("her"))]);
+    let (state, id) = (fixture.root.join("state"), Id::new("hers").unwrap());
+    let commit = |options: CommitOptions, import: Import| {
+        let mut told = None;
+        let committed = commit_all(&state, &id, options, |is_layer_kept| {
+            told = Some(is_layer_kept);
+            import
+        });
+        let committed = committed.unwrap();
+        (told, committed.discarded, committed.notes)
+    };
+    let busy = || ErrorInfo {
+        code: ErrorCode::Conflict,
+        message: "somebody is at it".to_owned(),
+        hint: None,
+    };
+    let kept = || KEPT_FOR_COMMITS.to_owned();
+    let outcome = commit(CommitOptions::default(), Err(busy()));
+    let notes = vec![busy().message, kept()];
+    assert_eq!(outcome, (Some(false), false, notes), "the files arrived");
+    let written = fs::read_to_string(fixture.folder().join("a")).unwrap();
+    assert_eq!(written, "hers");
+    let failed = GitImport {
+        not_brought: vec![spec::GitOmission {
+            what: ".git".to_owned(),
+            why: "no sandbox".to_owned(),
+        }],
+        ..GitImport::default()
+    };
+    let brought = BroughtCommits {
+        imports: vec![failed],
+        notes: Vec::new(),
+    };
+    let outcome = commit(CommitOptions::default(), Ok(Some(brought)));
+    assert_eq!(outcome, (Some(false), false, vec![kept()]));
+    let keep = CommitOptions {
+        keep: true,
+        ..CommitOptions::default()
+    };
+    assert_eq!(commit(keep, Ok(None)), (Some(true), false, Vec::new()));
+    assert!(layers::exists(&state, &id).unwrap());
+    let outcome = commit(CommitOptions::default(), Ok(None));
+    assert_eq!(outcome, (Some(false), true, Vec::new()));
+    assert!(!layers::exists(&state, &id).unwrap());
+}
+
+#[test]
 fn what_is_told_of_hostile_changes_is_bounded() {
     let change = |number: usize| layers::LayerChange {
         path: number.to_string().into(),

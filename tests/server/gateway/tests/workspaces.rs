@@ -326,20 +326,32 @@ fn git(place: &Place, words: &[&str]) -> String {
     String::from_utf8(done.stdout).expect("text")
 }
 
+/// A server that was killed, and a sandbox of it that had committed a file: both.
+fn lost_with_a_commit() -> (Place, String) {
+    let mut place = Place::new();
+    git(&place, &["init", "-q", "-b", "main"]);
+    git(&place, &["add", "-A"]);
+    git(&place, &["commit", "-q", "-m", "one"]);
+    let id = place.sandbox("staged");
+    place.exec(
+        &id,
+        "git config user.name n; git config user.email a@b; echo x >made; git add made; git commit -q -m two",
+    );
+    let configuration = Place::configuration(&place.shared);
+    place.server = place.server.restart(Signal::KILL, &configuration);
+    (place, id)
+}
+
+/// The subjects of the commits that have arrived.
+fn arrived(place: &Place) -> String {
+    let words = ["for-each-ref", "--format=%(subject)", "refs/airlock"];
+    git(place, &words)
+}
+
 #[test]
 fn what_a_lost_sandbox_committed_arrives_with_its_files_or_is_dropped_with_them() {
     for (keeps, arrives) in [(true, "two\n"), (false, "")] {
-        let mut place = Place::new();
-        git(&place, &["init", "-q", "-b", "main"]);
-        git(&place, &["add", "-A"]);
-        git(&place, &["commit", "-q", "-m", "one"]);
-        let id = place.sandbox("staged");
-        place.exec(
-            &id,
-            "git config user.name n; git config user.email a@b; echo x >made; git add made; git commit -q -m two",
-        );
-        let configuration = Place::configuration(&place.shared);
-        place.server = place.server.restart(Signal::KILL, &configuration);
+        let (place, id) = lost_with_a_commit();
         let server = &place.server;
         let path = format!("/v1/workspaces/{id}");
         // The box itself may outlive its server by a moment.
@@ -356,12 +368,42 @@ fn what_a_lost_sandbox_committed_arrives_with_its_files_or_is_dropped_with_them(
             }
         });
         assert_eq!(place.work("made").exists(), keeps);
-        let aside = git(
-            &place,
-            &["for-each-ref", "--format=%(subject)", "refs/airlock"],
-        );
-        assert_eq!(aside, arrives);
+        assert_eq!(arrived(&place), arrives);
         assert_eq!(git(&place, &["log", "--format=%s"]), "one\n");
+    }
+}
+
+#[test]
+fn a_workspace_is_kept_until_its_commits_have_arrived_or_are_dropped() {
+    for keeps in [true, false] {
+        let (place, id) = lost_with_a_commit();
+        let path = format!("/v1/workspaces/{id}");
+        let commit = || place.ask("POST", &format!("{path}/commit"), &json!({}));
+        let discard = || place.ask("DELETE", &path, &Value::Null);
+        // Somebody is at the commits, as another command would be for a moment.
+        let folder = place.server.folder.at("state/git").join(&id);
+        let held = fs::File::open(folder).expect("what it committed");
+        held.lock().expect("a lock");
+        // The box itself may outlive its server by a moment.
+        place.server.until("its end", || match keeps {
+            true => {
+                let told = commit();
+                assert_eq!(told.status, 200, "{}", told.text());
+                assert_eq!(told.json()["discarded"], false, "{}", told.text());
+                told.text().contains("commit it again")
+            }
+            false => discard().status == 500,
+        });
+        assert_eq!(place.work("made").exists(), keeps);
+        assert!(place.is_kept(&id), "it can be asked for again");
+        assert_eq!(arrived(&place), "");
+        drop(held);
+        match keeps {
+            true => assert_eq!(commit().json()["discarded"], true),
+            false => assert_eq!(discard().status, 204),
+        }
+        assert!(!place.is_kept(&id));
+        assert_eq!(arrived(&place), if keeps { "two\n" } else { "" });
     }
 }
 

@@ -91,6 +91,9 @@ struct CommitResponse {
     left_out: Vec<WireLeftOut>,
     #[serde(default)]
     truncated: bool,
+    /// What there is to say about git commits.
+    #[serde(default)]
+    notes: Vec<String>,
 }
 
 /// Carries out the command at a server.
@@ -343,6 +346,7 @@ fn print_commit(client: &Client, answer: &Value, json: bool) -> Result<u8, Failu
         applied,
         left_out,
         truncated,
+        notes: about_commits,
     } = read(client, answer)?;
     let applied = all(client, applied, change)?;
     let remaining = all(client, left_out, left)?;
@@ -352,6 +356,8 @@ fn print_commit(client: &Client, answer: &Value, json: bool) -> Result<u8, Failu
         print(&applied.iter().map(line).collect::<String>())?;
         message::print(&notes(&remaining));
         note_truncated(truncated);
+        let about_commits = about_commits.into_iter().map(Message::Note);
+        message::print(&about_commits.collect::<Vec<_>>());
     }
     Ok(u8::from(!remaining.is_empty()))
 }
