@@ -1,6 +1,10 @@
 //! What can be seen from the host: processes, cgroups, mounts.
 
-use rustix::process::{Pid, PidfdFlags, Signal};
+use crate::PATIENCE;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    process::{Pid, PidfdFlags, Signal},
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -89,6 +93,19 @@ pub fn hold(pid: i32) -> Option<OwnedFd> {
 /// Kills a process by its handle; whether it was still there.
 pub fn kill(process: &OwnedFd) -> bool {
     rustix::process::pidfd_send_signal(process, Signal::KILL).is_ok()
+}
+
+/// Kills a process by its handle and waits for its death, so that whoever watches it sees that before anything that is asked
+/// later; whether it was still there.
+pub fn kill_and_wait(process: &OwnedFd) -> bool {
+    if !kill(process) {
+        return false;
+    }
+    let patience = Timespec::try_from(PATIENCE).expect("a minute");
+    let mut ended = [PollFd::new(process, PollFlags::IN)];
+    let ready = rustix::event::poll(&mut ended, Some(&patience)).expect("it can be watched");
+    assert_eq!(ready, 1, "it dies within {PATIENCE:?}");
+    true
 }
 
 /// Cgroups whose name has this text in it.

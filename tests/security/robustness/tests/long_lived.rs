@@ -25,7 +25,7 @@ fn helpers() -> Vec<i32> {
 
 fn kill(pid: i32) {
     if let Some(process) = host::hold(pid).filter(|_| helpers().contains(&pid)) {
-        host::kill(&process);
+        host::kill_and_wait(&process);
     }
 }
 

@@ -62,7 +62,7 @@ fn mark(state: &Path) -> String {
 
 fn kill(pid: i32) {
     // It may have ended by itself.
-    _ = host::hold(pid).is_some_and(|process| host::kill(&process));
+    _ = host::hold(pid).is_some_and(|process| host::kill_and_wait(&process));
 }
 
 #[test]
