@@ -749,7 +749,7 @@ mod tests {
             let body = " ".repeat(2 * INLINE_PARSE_BYTES) + "{}";
             let share = shares.guard("her");
             let received = read_body(body.into(), 1 << 20, shares, share).await;
-            received.ok().expect("it is within the limits")
+            received.expect("it is within the limits")
         };
         // All that a tenant may have can be acquired while none of its bodies is there.
         let is_free = || {
