@@ -155,6 +155,9 @@ fn engine_warnings(made: &Value) -> Option<String> {
     (!all.is_empty()).then(|| all.join("; "))
 }
 
+/// Attempts to pause a container.
+const PAUSE_ATTEMPTS: u32 = 3;
+
 /// Starts a container, and once more if containerd lost the connection to the shim that it had just
 /// started: nothing of the container ran then, and the engine leaves it as it was created. It
 /// happens on overloaded machines.
@@ -169,6 +172,26 @@ async fn begin(api: &EngineApi, id: &str) -> Result<Value, EngineApiError> {
 fn is_lost_shim(error: &EngineApiError) -> bool {
     matches!(error, EngineApiError::Refused { message, .. }
         if message.contains("failed to create shim task: ttrpc: closed"))
+}
+
+/// Pauses a container, and again if the runtime could not stop all of its processes: on cgroup v1
+/// runc gives up when processes keep appearing or the machine is overloaded, and lets all of them
+/// continue.
+async fn pause(api: &EngineApi, id: &str) -> Result<Value, EngineApiError> {
+    let path = format!("/containers/{}/pause", escaped(id));
+    for _ in 1..PAUSE_ATTEMPTS {
+        match api.post(&path, None).await {
+            Err(error) if is_given_up_pause(&error) => {}
+            paused => return paused,
+        }
+    }
+    api.post(&path, None).await
+}
+
+fn is_given_up_pause(error: &EngineApiError) -> bool {
+    matches!(error, EngineApiError::Refused { message, .. }
+        if message.contains("unable to freeze")
+            || message.contains(" pause ") && message.contains("failed: exit status"))
 }
 
 async fn wait_for_init(
@@ -562,11 +585,15 @@ impl ContainerSandbox {
         if self.frozen == frozen {
             return Ok(());
         }
-        let verb = if frozen { "pause" } else { "unpause" };
-        let path = format!("/containers/{}/{verb}", escaped(&self.id));
         // Set even if the caller is gone: a container that may be frozen is thawed before its end.
         self.frozen = true;
-        let answer = self.engine.api.post(&path, None).await;
+        let api = &self.engine.api;
+        let answer = if frozen {
+            pause(api, &self.id).await
+        } else {
+            let path = format!("/containers/{}/unpause", escaped(&self.id));
+            api.post(&path, None).await
+        };
         self.frozen = frozen == answer.is_ok();
         let remedy =
             "Docker, root's Podman and the native backend can; a user's Podman needs cgroup v2";
@@ -811,8 +838,10 @@ mod tests {
     const LOST: &str =
         "failed to create task for container: failed to create shim task: ttrpc: closed: unknown";
 
-    /// A fake engine that refuses each start with the next of these messages and then succeeds;
-    /// returns the number of starts.
+    const GIVEN_UP: &str = "`/usr/bin/runc pause some` failed: exit status 1";
+
+    /// A fake engine that refuses each start or pause with the next of these messages and then
+    /// succeeds; returns the number of requests.
     async fn engine(socket: &Path, complaints: &[&str]) -> tokio::task::JoinHandle<usize> {
         let listener = UnixListener::bind(socket).unwrap();
         let mut complaints: Vec<_> = complaints.iter().rev().map(|it| (*it).to_owned()).collect();
@@ -831,7 +860,9 @@ mod tests {
                     answer(&mut stream, "200 OK", &Value::Null).await;
                     return asked;
                 }
-                assert!(request.contains("/containers/some/start"), "{request}");
+                let verbs = ["start", "pause"];
+                let is_known = |verb: &str| request.contains(&format!("/containers/some/{verb} "));
+                assert!(verbs.into_iter().any(is_known), "{request}");
                 asked += 1;
                 match complaints.pop() {
                     Some(complaint) => {
@@ -859,6 +890,15 @@ mod tests {
 
     /// Whether the container started, and the number of starts.
     fn began_after(complaints: &[&str]) -> (bool, usize) {
+        requested(complaints, async |api| begin(api, "some").await.is_ok())
+    }
+
+    /// Whether the container was paused, and the number of attempts.
+    fn paused_after(complaints: &[&str]) -> (bool, usize) {
+        requested(complaints, async |api| pause(api, "some").await.is_ok())
+    }
+
+    fn requested(complaints: &[&str], request: impl AsyncFn(&EngineApi) -> bool) -> (bool, usize) {
         static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let name = format!("airlock-engine-{}-{number}", std::process::id());
@@ -870,9 +910,9 @@ mod tests {
         let seen = runtime.block_on(async {
             let engine = engine(&socket, complaints).await;
             let (api, _) = EngineApi::connect(&socket).await.unwrap();
-            let began = begin(&api, "some").await.is_ok();
+            let succeeded = request(&api).await;
             api.get("/enough").await.unwrap();
-            (began, engine.await.unwrap())
+            (succeeded, engine.await.unwrap())
         });
         std::fs::remove_file(&socket).unwrap();
         seen
@@ -883,6 +923,14 @@ mod tests {
         assert_eq!(began_after(&[]), (true, 1));
         assert_eq!(began_after(&[LOST]), (true, 2));
         assert_eq!(began_after(&[LOST, LOST]), (false, 2));
+    }
+
+    #[test]
+    fn a_pause_that_the_runtime_gave_up_is_tried_three_times() {
+        assert_eq!(paused_after(&[]), (true, 1));
+        assert_eq!(paused_after(&[GIVEN_UP, GIVEN_UP]), (true, 3));
+        assert_eq!(paused_after(&[GIVEN_UP; 3]), (false, 3));
+        assert_eq!(paused_after(&["no such container"]), (false, 1));
     }
 
     #[test]
